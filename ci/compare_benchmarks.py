@@ -21,8 +21,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fsdpbench.answers.check.noise import effect, holm, least_p_value, p_value, runs_needed
-from fsdpbench.answers.check.thresholds import USUAL_LEVEL, USUAL_MINIMUM_EFFECT
+from fsdpbench.answers.check.thresholds import (
+    USUAL_LEVEL,
+    USUAL_MINIMUM_EFFECT,
+    effect,
+    holm,
+    least_p_value,
+    p_value,
+    runs_needed,
+)
 from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, UsageError
 
 Samples = dict[str, list[float]]

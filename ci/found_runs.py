@@ -18,16 +18,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsdpbench.base.files.whole_files import write_whole
-from fsdpbench.lab.validation.runs import framework_file
-from fsdpbench.lab.validation.runs.framework_file import Row
+from fsdpbench.base.writing import write_whole
+from fsdpbench.lab.validation.runs.runs_file import GENERAL_COLUMNS, Row
 
 COLUMNS = (
     "id", "source", "model", "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "gpu", "gpus",
     "gpus_per_node", "seq", "microbatch", "grad_accum", "strategy", "ac", "dtype", "compile", "metric",
     "value", "notes",
 )  # fmt: skip
-_WRITTEN = (*framework_file.COLUMNS, "gpus_per_node", "software")
+_WRITTEN = (*GENERAL_COLUMNS, "gpus_per_node", "software")
 _OTHER_KINDS = re.compile(
     r"\b(TP|CP|EP|MoE|context parallel|offload|lora|graph|copy-engine|compile assumed)\b", re.IGNORECASE
 )
@@ -82,7 +81,7 @@ def convert(found: Path, runs: Path) -> int:
 
 
 def run_of_row(row: Row) -> Mapping[str, str] | None:
-    """Return the values of a run in the columns of `framework_file`; None for one of another kind."""
+    """Return the values of a run in the columns of `GENERAL_COLUMNS`; None for one of another kind."""
     family = next((each for each in _FAMILIES if each.words in row.text("model").lower()), None)
     fsdp = _FSDP.search(row.text("strategy"))
     if family is None or fsdp is None or row.text("dtype") != "bf16" or row.text("grad_accum") != "1":

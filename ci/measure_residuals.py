@@ -37,8 +37,7 @@ from fsdpbench.engine.results.residuals.widths import (
     width_of_run,
 )
 from fsdpbench.lab.validation.paper_network import predict
-from fsdpbench.lab.validation.runs.case import Case
-from fsdpbench.lab.validation.runs.paper import known_cases
+from fsdpbench.lab.validation.runs.case import Case, known_cases
 from fsdpbench.lab.validation.runs.runs_file import cases_of_file
 from fsdpbench.launch import fork_server
 

@@ -15,7 +15,7 @@ import click
 from profile_tables.isolated import IsolatedPrices, profile_of
 from profile_tables.measured import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
 
-from fsdpbench.lab.validation.judge import Bar, bar_lines
+from fsdpbench.lab.validation.coverage import Bar, bar_lines
 
 LARGE_BYTES = 1 << 20
 COLLECTIVES, PRODUCTS, FLASH = 0.05, 0.06, 0.08

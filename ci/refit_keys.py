@@ -30,8 +30,7 @@ from fsdpbench.base.files.documents import to_toml
 from fsdpbench.cli.terminal.progress import make_progress
 from fsdpbench.engine.results.residuals.widths import Condition, Quantity, read_table
 from fsdpbench.lab.validation.paper_network import predict
-from fsdpbench.lab.validation.runs.case import Case
-from fsdpbench.lab.validation.runs.paper import known_cases
+from fsdpbench.lab.validation.runs.case import Case, known_cases
 from fsdpbench.lab.validation.runs.runs_file import cases_of_file
 from fsdpbench.launch import fork_server
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile

@@ -22,10 +22,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fsdpbench.base.files.documents import to_toml
-from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.residuals.widths import TABLE, Condition, Quantity, Residual
-from fsdpbench.lab.validation.coverage import MEMORY
-from fsdpbench.lab.validation.held_out import held_out_cases
+from fsdpbench.lab.validation.coverage import MEMORY, held_out_cases
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
 from fsdpbench.sim.model.profile import load_profile, stated_machine

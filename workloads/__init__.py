@@ -13,8 +13,7 @@ if __name__ == "workloads":
 
     stand_for(__name__)
 
-from fsdpbench.workloads.base import Workload
+from fsdpbench.workloads.base import BlockFlops, Flops, ForwardFlops, Workload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, BlockGroup, group_blocks
-from fsdpbench.workloads.flops import BlockFlops, Flops, ForwardFlops
 from fsdpbench.workloads.registry import HF_PREFIX, PLUGINS, Family, families, get_workload, workload_names
 from fsdpbench.workloads.shape import DataError, ShapeError, UnknownModelError, WorkloadError

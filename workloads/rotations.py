@@ -147,7 +147,7 @@ class Rotation:
 
 def _angles(seq: int, width: int, theta: float, like: Tensor, rope: Rope) -> Tensor:
     """Return the angle of each position and pair, [seq, width / 2] in fp32."""
-    turning = speeds(width, theta, rope, like.device, whole_length(seq))
+    turning = speeds(width, theta, rope, like.device, seq * _SHARE.get()[1])
     return positions(seq, like.device, torch.float32)[:, None] * turning[None, :]
 
 
@@ -231,8 +231,3 @@ def positions(seq: int, device: torch.device, dtype: torch.dtype = torch.int64) 
     part = seq // 2
     starts = (rank * part, (2 * ranks - 1 - rank) * part)
     return torch.cat([torch.arange(start, start + part, device=device, dtype=dtype) for start in starts])
-
-
-def whole_length(seq: int) -> int:
-    """Return the tokens of the whole sequence of which this rank has `seq`."""
-    return seq * _SHARE.get()[1]

@@ -1,6 +1,7 @@
 """The one place that opens files for writing (`tests/docs/test_writers.py`): none through a link.
 
     write_whole   a file beside its place, renamed over what is there: a file, or a link, symbolic or hard
+    write_new     the same where nothing is yet, whoever else writes there at the same moment
     replacing     the same for what writes its file itself
     append_to     a log: a link there makes room for a file
     remove        a link, not what it leads to
@@ -11,6 +12,7 @@ What a user names and is not a file (`/dev/stdout`, a device, a pipe) is written
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import re
@@ -23,10 +25,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from fsdpbench.base import interruption
+
 _READER_PATIENCE_S = 10.0
 _POLL_S = 0.02
 _STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")
 """Where links lead to the standard streams of this process."""
+_NO_REPLACE = 1
+_AT_FDCWD = -100
+_ASIDE = re.compile(r"^\..+\.(?P<pid>\d+)(?:@(?P<host>.+))?\.(?:partial|tmp)$")
+_NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -34,10 +42,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
     # What no UTF-8 can say (bytes of a foreign path) is written as Python escapes it.
     encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     if is_written_into(path):
-        with os.fdopen(_opened(path), "wb") as into:
+        with interruption.unwinding(), os.fdopen(_opened(path), "wb") as into:
             into.write(encoded)
         return
-    with replacing(path) as aside, create(aside) as file:
+    with interruption.unwinding(), replacing(path) as aside, create(aside) as file:
         file.write(encoded)
 
 
@@ -116,3 +124,55 @@ def _opened(path: Path) -> int:
         else:
             os.set_blocking(handle, True)
             return handle
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write `content` to `path` where nothing is yet. Raises `FileExistsError`, or another `OSError`."""
+    with interruption.unwinding(), own_name(path) as aside:
+        with create(aside) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        move_new(aside, path)
+
+
+def move_new(source: Path, path: Path) -> None:
+    """Move a file to where nothing is. Raises `FileExistsError`, or another `OSError`."""
+    try:
+        os.link(source, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _rename_new(source, path)
+    else:
+        source.unlink()
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what writers in `folder` left that were killed."""
+    for path in folder.glob(".*"):
+        found = _ASIDE.match(path.name)
+        if found and found["host"] in (None, host()) and not _lives(int(found["pid"])):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _rename_new(source: Path, path: Path) -> None:
+    """Rename on file systems without hard links (Linux). Raise `OSError`."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "renameat2"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(path))
+    old, new = os.fsencode(source), os.fsencode(path)
+    if library.renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _NO_REPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))

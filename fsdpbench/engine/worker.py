@@ -43,7 +43,7 @@ from fsdpbench.engine.results.records import Status, trace_path, write_record
 from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
 from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.systems import BuildContext, System, get_system, software_of
-from fsdpbench.systems.attention import attention_as_asked
+from fsdpbench.systems.model_code import attention_as_asked
 from fsdpbench.systems.narrow import TORCH_DTYPES, workload_of
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.decoder.experts import HasBuffers

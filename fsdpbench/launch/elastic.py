@@ -43,8 +43,7 @@ from fsdpbench.engine.devices.detection import number_of_launcher
 from fsdpbench.engine.results.records import Status, read_records
 from fsdpbench.engine.results.result import Outcome
 from fsdpbench.engine.worker import run_rank
-from fsdpbench.launch.rank_files import LOG_FOLDER, RankFiles
-from fsdpbench.launch.verdict import judge
+from fsdpbench.launch.verdict import LOG_FOLDER, RankFiles, judge
 
 RankFunction = Callable[[Config, Placement, Path], Status]
 

@@ -26,13 +26,12 @@ from typing import Any
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.files.documents import read_json_object
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.interruption import PARENT, die_with_parent
 from fsdpbench.base.reading import MIB, UnreadableError, read_tail
-from fsdpbench.base.writing import append_to
+from fsdpbench.base.writing import append_to, write_whole
 from fsdpbench.engine.results.records import Status, read_records
 from fsdpbench.engine.results.result import Outcome, outcome_of_records
-from fsdpbench.launch.rank_files import LOG_FOLDER
+from fsdpbench.launch.verdict import LOG_FOLDER
 
 LAUNCH_FILE = "launch.json"
 _STOP_GRACE_S = 5.0

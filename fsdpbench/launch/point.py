@@ -31,7 +31,7 @@ from fsdpbench.engine.results.machine_state import environment_of, observe
 from fsdpbench.engine.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.engine.results.result import Outcome, outcome_of_records, write_result
 from fsdpbench.launch.nodes import Nodes, lead
-from fsdpbench.launch.rank_files import log_to
+from fsdpbench.launch.verdict import log_to
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.processes import pack
 from fsdpbench.reports.result import Result

@@ -27,15 +27,14 @@ from typing import Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.files.documents import read_json_object, to_json
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.interruption import die_with_parent
 from fsdpbench.base.reading import UnreadableError
-from fsdpbench.base.writing import remove
+from fsdpbench.base.writing import remove, write_whole
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.machine_state import usable_cores
 from fsdpbench.engine.results.records import Status, read_records, record_path
 from fsdpbench.engine.results.result import Outcome, outcome_of_records
-from fsdpbench.launch.rank_files import how_it_ended, log_to
+from fsdpbench.launch.verdict import how_it_ended, log_to
 from fsdpbench.script.rank_check.calls import Ended, RankLog
 from fsdpbench.script.rank_check.comparison import Difference, first_difference, group_name, sentence, to_dict
 

@@ -22,15 +22,14 @@ from typing import Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, UsageError
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import MIB, JsonObject, printable, read_tail
-from fsdpbench.base.writing import append_to, remove
+from fsdpbench.base.writing import append_to, remove, write_whole
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.result import Outcome
 from fsdpbench.engine.results.store import result_in
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
-from fsdpbench.launch.used_time import PointState
+from fsdpbench.launch.pool import PointState
 from fsdpbench.reports.result import Result
 
 _START_GRACE_S = 120.0

@@ -37,7 +37,7 @@ from fsdpbench.sim.torch_device.operators.known_values import (
     mark_as_placeholders,
 )
 from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
-from fsdpbench.sim.torch_device.tensors import is_on_device, record_of
+from fsdpbench.sim.torch_device.tensors import Assumed, is_on_device, record_of
 
 _MOST_IN_WORDS = 3
 _WRITERS = ("json", "csv", "logging", "pprint", "yaml")
@@ -238,7 +238,7 @@ class _Tensors:
         """Call `isclose` (also of `torch.testing.assert_close`), which answers as `allclose` does."""
         found: torch.Tensor = original(*args, **kwargs)
         if is_on_device(found) and known_of(found) is None:
-            learn(found, True, assumed=True)
+            learn(found, True, assumed=Assumed.GUESS)
         return found
 
     def _as_array(self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -259,7 +259,7 @@ class _Tensors:
                 return mark_as_placeholders(made).as_subclass(HostPlaceholder)
             forget(record_of(made.untyped_storage()))
             if isinstance(data, Followed):
-                learn(made, plain(data), assumed=True)
+                learn(made, plain(data), assumed=Assumed.GUESS)
         return made
 
 

@@ -23,10 +23,10 @@ import torch
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy
-from fsdpbench.base.files.whole_files import write_whole
 
 # The real one: scripts may need it, and where cuda is mapped it cannot be imported.
 from fsdpbench.base.torch_internals import dynamo  # noqa: F401
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory
 from fsdpbench.engine.devices.sim import SimDevice
 from fsdpbench.engine.results.records import STEPS_FILE, RankRecord, Status, trace_path, write_record

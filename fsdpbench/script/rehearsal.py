@@ -104,7 +104,7 @@ class _Recording(SimulatedProfile):
 
 def _map_out_of_memory(simulation: Simulation) -> None:
     """Map the observers of CUDA's allocator, which builds of torch without CUDA do not have."""
-    import fsdpbench.engine.devices.cuda as device
+    import fsdpbench.engine.devices.real as device
 
     def attach(observe: Callable[[int, int, int, int], None]) -> None:
         def report(message: str) -> None:

@@ -5,6 +5,9 @@
 
 The prediction runs the training code itself on simulated GPUs, so an out-of-memory here is that of the
 simulated caching allocator. For points that run on a CPU, memory is what all ranks together would hold.
+
+The batch of each activation checkpointing is the largest one that leaves a margin of memory: two small
+batches are simulated with each; what a GPU holds grows with the batch along a line.
 """
 
 from __future__ import annotations
@@ -22,15 +25,20 @@ import numpy as np
 
 from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement, shard_size_of
 from fsdpbench.base.errors import UsageError
-from fsdpbench.base.settings import SETTINGS
+from fsdpbench.base.settings import SETTINGS, Settings, Value, show_value
+from fsdpbench.base.writing import remove
 from fsdpbench.engine.devices.detection import profile_of_this_machine
 from fsdpbench.engine.results.machine_state import available_memory
+from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.pages.ranking import shared_ranks
 from fsdpbench.reports.result import Result
 from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
-from fsdpbench.sweep.planning import workload_named
-from fsdpbench.sweep.trials import Trial, run_in, thrown_away
+from fsdpbench.sweep.planning import make_config, workload_named
+from fsdpbench.sweep.runner import simulate
+from fsdpbench.sweep.spaces.presets import CHECKPOINTING
+from fsdpbench.sweep.spaces.space import Rule, Space
+from fsdpbench.sweep.trials import Progress, Trial, run_in, thrown_away, with_room
 from fsdpbench.systems import get_system
 
 PROBE = Measurement(2, 1, 0, timeout_s=120.0, most_warmup_steps=12, most_timed_steps=8)
@@ -42,6 +50,9 @@ _TORCH_BYTES = 300 << 20
 """What a process holds with torch imported and a gloo group open."""
 _TRACE_BYTES_A_SECOND = 4 << 20
 """Of a real trace, compressed: about 100,000 events a second of 40 bytes each."""
+MARGIN = 0.1  # of the memory; predictions of it are off by less in nine of ten cases
+_TRIED = (1, 4)
+_USUAL = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 @dataclass(frozen=True)
@@ -344,3 +355,53 @@ def _bytes_a_parameter(config: Config) -> int:
     """Return the bytes of a parameter, its gradient and the optimizer's states."""
     each = {"sgd": _SGD_BYTES, "muon": _MUON_BYTES}.get(config.settings.optimizer, _STATE_BYTES)
     return each if config.settings.optimizer_dtype is None else min(each, _TWO_BYTE_STATES)
+
+
+def fitting_batches(
+    space: Space, jobs: int, tell: Callable[[str], None], kept: Path | None = None
+) -> tuple[Rule, ...]:
+    """Return a rule for each activation checkpointing in `space` (simulated GPUs) that states its batch;
+    none where it cannot be simulated. `tell` receives a line with them; `kept`: the folder of simulations."""
+    if kept is None:
+        with thrown_away("batches") as folder:
+            return fitting_batches(space, jobs, tell, folder)
+    if kept.is_symlink():
+        remove(kept)
+    values, system = space.lists[CHECKPOINTING], get_system(space.systems[0])
+    usable = (1 - MARGIN) * load_profile(space.targets[0].hardware or "").usable_memory_bytes
+    asked = [(value, batch) for value in values for batch in _TRIED]
+    configs = [_config(space, value, batch) for value, batch in asked]
+    if any(system.not_applicable(config) for config in configs):
+        return ()
+    held = dict(zip(asked, _held(configs, jobs, kept), strict=True))
+    few, more = _TRIED
+    found = {value: _most(usable, (few, held[value, few]), (more, held[value, more])) for value in values}
+    # Of a large batch memory has its peak elsewhere and grows faster: between two points a line is safe.
+    largest = _held([_config(space, value, batch) for value, batch in found.items()], jobs, kept)
+    for (value, batch), reserved in zip(list(found.items()), largest, strict=True):
+        if reserved is None or reserved > usable:
+            found[value] = _most(usable, (more, held[value, more]), (batch, reserved))
+    words = ", ".join(f"{batch} with {show_value(value)}" for value, batch in found.items())
+    tell(f"  batch by activation_checkpointing: {words} (the largest that leave {MARGIN:.0%} of memory)")
+    return tuple(Rule({CHECKPOINTING: (value,)}, {"batch": (batch,)}) for value, batch in found.items())
+
+
+def _config(space: Space, value: Value, batch: int) -> Config:
+    first = {name: listed[0] for name, listed in space.lists.items()}
+    settings = Settings.of(**{**first, CHECKPOINTING: value, "batch": batch})
+    return make_config(space.targets[0], space.systems[0], settings, space.targets[0].workload())
+
+
+def _held(configs: list[Config], jobs: int, kept: Path) -> list[int | None]:
+    """Return the peak of reserved bytes of each, on GPUs with room for all; None where that has no end."""
+    roomy = [with_room(replace(config, measurement=PROBE)) for config in configs]
+    results = simulate(roomy, kept, Progress(), jobs)
+    return [results[content_key(config)].stored("peak_memory_bytes.reserved") for config in roomy]
+
+
+def _most(usable: float, few: tuple[int, int | None], more: tuple[int, int | None]) -> int:
+    """Return the largest usual batch on the line through two points (batch, bytes) that is `usable`."""
+    if few[1] is None or more[1] is None:
+        return few[0]
+    each = max(1.0, (more[1] - few[1]) / max(more[0] - few[0], 1))
+    return max((batch for batch in _USUAL if batch <= few[0] + (usable - few[1]) / each), default=1)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, shard_size_of
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.settings import SETTINGS, show_value
 from fsdpbench.base.settings.code import TORCH_DTYPES
 from fsdpbench.base.settings.values import is_mixed, spread
+from fsdpbench.base.writing import write_whole
 from fsdpbench.workloads.checkpointing import ATTENTION, PRODUCTS
 
 if TYPE_CHECKING:

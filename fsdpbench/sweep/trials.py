@@ -21,8 +21,7 @@ from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.engine.results.machine_state import available_memory, usable_cores
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.store import disk_errors
-from fsdpbench.launch.pool import PointPool
-from fsdpbench.launch.used_time import PointState
+from fsdpbench.launch.pool import PointPool, PointState
 from fsdpbench.reports.result import Result
 
 _POLL_S = 0.5

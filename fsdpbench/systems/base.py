@@ -22,8 +22,7 @@ from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.base.settings.values import spread
 from fsdpbench.sim.model.software import CURRENT
-from fsdpbench.systems.attention import refuse_attention
-from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, write_loss_as_asked
+from fsdpbench.systems import model_code
 from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow, refused_by_software, workload_of
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.workloads import Workload
@@ -51,7 +50,7 @@ class BuildContext:
         torch.manual_seed(settings.seed)
         with torch.device("meta" if self.deferred else self.device):
             model = self.workload.build(activation_checkpointing=settings.recomputed, seq=settings.seq)
-        write_loss_as_asked(model, settings)
+        model_code.write_loss_as_asked(model, settings)
         narrow_as_asked(model, self.workload, settings)
         return model
 
@@ -97,8 +96,8 @@ class System(ABC):
             known = ", ".join(sorted(self.devices))
             return {"device": f"it runs on {known}, not on {config.device}"}
         refused = {**refused_by_software(config), **self._refuses_parallel(config), **self.refuses(config)}
-        refused |= refuse_graph(config) | refuse_model_code(workload_of(config), config.settings)
-        refused |= refuse_attention(config, workload_of(config))
+        refused |= refuse_graph(config) | model_code.refuse_model_code(workload_of(config), config.settings)
+        refused |= model_code.refuse_attention(config, workload_of(config))
         if config.settings.compile and config.sanitize:
             # Dynamo silently compiles nothing while a mode sees every operator.
             refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"
@@ -215,7 +214,7 @@ def refuse_under(name: str, config: Config) -> dict[str, str]:
 def _refuse_compiled_loss(config: Config) -> dict[str, str]:
     if not config.settings.compile:
         return {"compile_loss": "it belongs to compile, which is off"}
-    if not has_token_loss(workload_of(config)):
+    if not model_code.has_token_loss(workload_of(config)):
         return {"compile_loss": f"{config.model} has no loss of tokens to compile"}
     return {}
 

@@ -14,19 +14,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.systems.base import (
-    BuildContext,
-    System,
-    compile_as_asked,
-    offload_if_asked,
-    refuse_common,
-    refuse_lora_in_flat_parameters,
-)
+from fsdpbench.systems import base
 from fsdpbench.systems.narrow import TORCH_DTYPES, software_of
 from fsdpbench.systems.wrapping import select_units
 
 
-class _FlatParameterSystem(System):
+class _FlatParameterSystem(base.System):
     """The common part of both FSDP1s: torch's constructor. `_extras` adds arguments that only one has."""
 
     @abstractmethod
@@ -37,11 +30,11 @@ class _FlatParameterSystem(System):
     def _extras(self, config: Config) -> dict[str, object]:
         """Return the constructor arguments beyond those that both have."""
 
-    def wrap(self, context: BuildContext) -> nn.Module:
+    def wrap(self, context: base.BuildContext) -> nn.Module:
         config, settings, fsdp = context.config, context.config.settings, self._module()
         model = context.build_model()
         units = select_units(model, context.workload, settings.wrap)
-        offload_if_asked(units, config)
+        base.offload_if_asked(units, config)
         # Arguments of single units, by their modules; True: none of its own.
         special: dict[nn.Module, Any] = dict.fromkeys(units, True)
         if settings.keep_last_unsharded:
@@ -66,7 +59,7 @@ class _FlatParameterSystem(System):
             arguments["param_init_fn"] = _materialiser(context.device)
         arguments |= self._extras(config)
         wrapped = fsdp.FullyShardedDataParallel(model, **arguments)
-        compile_as_asked(wrapped, units, settings)
+        base.compile_as_asked(wrapped, units, settings)
         return wrapped
 
     def microbatch(self, model: Any, *, sync: bool) -> AbstractContextManager[object]:
@@ -85,7 +78,7 @@ _ABSENT = {
 
 def _refuse(config: Config) -> dict[str, str]:
     """Refuse settings that flat parameters do not have, torch's or ours: setting -> reason."""
-    refused = refuse_common(config) | refuse_lora_in_flat_parameters(config)
+    refused = base.refuse_common(config) | base.refuse_lora_in_flat_parameters(config)
     if config.settings.optimizer == "muon":
         refused["optimizer"] = "Muon needs matrices, FSDP1 shows each rank flattened pieces: use FSDP2"
     return refused

@@ -36,7 +36,6 @@ from fsdpbench.reports.analysis.model import (
     StepAnalysis,
     UnitAnalysis,
 )
-from fsdpbench.reports.analysis.names import count_work, name_totals
 from fsdpbench.reports.analysis.peaks import Chip, Links, chip_of, links_of
 from fsdpbench.reports.analysis.processes import end_with_the_caller, interruptions_held
 from fsdpbench.reports.analysis.records import seconds
@@ -44,7 +43,7 @@ from fsdpbench.reports.analysis.sanity import check
 from fsdpbench.reports.analysis.snapshots import SUFFIXES as SNAPSHOT_SUFFIXES
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis, read_snapshot
 from fsdpbench.reports.analysis.stragglers import Waiting, collective_durations, find_waiting
-from fsdpbench.reports.analysis.tables import work_tables
+from fsdpbench.reports.analysis.tables import count_work, name_totals, work_tables
 from fsdpbench.reports.analysis.units import NUMBERED_UNITS, FsdpSpans, fsdp_spans, unit_of
 from fsdpbench.reports.analysis.verdict import judge_rank
 from fsdpbench.reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
@@ -131,7 +130,7 @@ def _outcome(
     draw: Draw | None,
 ) -> _Outcome:
     try:
-        if file.is_snapshot:
+        if file.path.name.endswith(SNAPSHOT_SUFFIXES):
             return read_snapshot(file.path, limits)
         trace = read_trace(file.path, limits)
         rank = analyze_trace(trace, configuration=file.configuration, links=links, chips=chips)
@@ -321,11 +320,6 @@ class TraceFile:
     path: Path
     configuration: str | None
     asked_for: bool
-
-    @property
-    def is_snapshot(self) -> bool:
-        """Return whether it is a memory snapshot and not a trace, by its name."""
-        return self.path.name.endswith(SNAPSHOT_SUFFIXES)
 
 
 def find_traces(paths: Sequence[Path | str]) -> list[TraceFile]:

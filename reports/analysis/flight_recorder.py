@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fsdpbench.reports.readers.flight_recorder import Dump, Entry, GroupName, read_dump
-from fsdpbench.reports.readers.watchdog import read_logs
+from fsdpbench.reports.readers.flight_recorder import Dump, Entry, GroupName, read_dump, read_logs
 
 _Calls = tuple[Entry, ...]
 

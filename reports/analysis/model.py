@@ -5,22 +5,87 @@ of `fsdpbench analyze --json`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.settings import all_trades
 from fsdpbench.reports.analysis.figures import CollectiveFigures, TimeParts, communication_dict
-from fsdpbench.reports.analysis.findings import Verdict, in_torch
 from fsdpbench.reports.analysis.idle import IdleCauses
 from fsdpbench.reports.analysis.lateness import GatherTiming
 from fsdpbench.reports.analysis.memory import MemoryAnalysis
-from fsdpbench.reports.analysis.names import FusedGroup, NameTotal, WorkCounts, fused_groups
 from fsdpbench.reports.analysis.operators import WorkTables
 from fsdpbench.reports.analysis.peaks import Links
 from fsdpbench.reports.analysis.records import Record, seconds
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.analysis.stragglers import CollectiveDurations, Waiting
+from fsdpbench.reports.analysis.tables import FusedGroup, NameTotal, WorkCounts, fused_groups
+
+
+class Outcome(StrEnum):
+    """FOUND: something costs time that a setting may save.  FINE: nothing worth a setting.  CANNOT_TELL."""
+
+    FOUND = "found"
+    FINE = "fine"
+    CANNOT_TELL = "cannot_tell"
+
+
+@dataclass(frozen=True)
+class Suggestion(Record):
+    """A setting to try next, by the bench's name for it, and its value."""
+
+    setting: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Finding(Record, share="share_of_step", gain="predicted_gain", suggestions="try"):
+    """One rule that applied.
+
+    cause: the rule's name.  share: part of the step that it costs (0 to 1).  gain: the most that the
+    suggestions can save of the step (0 to 1), None where the trace does not tell.  text: a sentence.
+    """
+
+    cause: str
+    share: float
+    gain: float | None
+    text: str
+    suggestions: tuple[Suggestion, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict(Record):
+    """A sentence that says it all, and findings in order of what they cost."""
+
+    outcome: Outcome
+    sentence: str
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def texts(self) -> list[str]:
+        """Return a sentence a cause, in order of what they cost; where there are none, why."""
+        return [finding.text for finding in self.findings] or [self.sentence]
+
+
+def remedies(cause: str) -> tuple[Suggestion, ...]:
+    """Return the settings that help against `cause`, in the table's order."""
+    if cause == "blocking":
+        return (Suggestion("system", "impl-fsdp2"),)
+    return tuple(
+        Suggestion(setting.name, trade.written) for setting, trade in all_trades() if cause in trade.against
+    )
+
+
+def in_torch(verdict: Verdict) -> Iterator[str]:
+    """Yield everything that a verdict suggests, as a script with torch's FSDPs writes it, the most costly
+    cause first, each once: for traces of programs that are not ours."""
+    written = {
+        (setting.name, trade.written): trade.script for setting, trade in all_trades() if trade.against
+    }
+    asked = ((each.setting, each.value) for finding in verdict.findings for each in finding.suggestions)
+    yield from dict.fromkeys(words for each in asked if (words := written.get(each)))
 
 
 def late_dict(gathers: Sequence[GatherTiming]) -> dict[str, object]:

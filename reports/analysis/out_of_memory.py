@@ -8,19 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.reading import read_rows
+from fsdpbench.reports.analysis import snapshots
 from fsdpbench.reports.analysis.records import Record
-from fsdpbench.reports.analysis.snapshots import (
-    Holder,
-    SnapshotAnalysis,
-    alive_after,
-    holders_of,
-    load_snapshot,
-    own_line,
-    read_snapshot,
-)
 from fsdpbench.reports.readers import TraceError
-from fsdpbench.reports.readers.oom_log import OomReport
-from fsdpbench.reports.readers.out_of_memory import OomMessage
+from fsdpbench.reports.readers.oom_log import OomMessage, OomReport
 
 _GIB = 1 << 30
 _FRAGMENTED = 0.1
@@ -222,7 +213,7 @@ class SnapshotOom(Record, **_BYTES, growth="alive_by_age_bytes"):
     reserved: int
     split: int
     held: dict[str, int]
-    lines: tuple[Holder, ...]
+    lines: tuple[snapshots.Holder, ...]
     growth: tuple[int, ...]
 
     def to_dict(self) -> dict[str, object]:
@@ -232,8 +223,8 @@ class SnapshotOom(Record, **_BYTES, growth="alive_by_age_bytes"):
 
 def read_oom_snapshot(path: Path) -> list[SnapshotOom]:
     """Return one result for each device that has memory or history. Raises `TraceError` for other files."""
-    totals = read_snapshot(path)
-    histories = list(load_snapshot(path).get("device_traces") or [])
+    totals = snapshots.read_snapshot(path)
+    histories = list(snapshots.load_snapshot(path).get("device_traces") or [])
     found = []
     for each in totals:
         history = histories[each.device] if 0 <= each.device < len(histories) else []
@@ -246,11 +237,11 @@ def read_oom_snapshot(path: Path) -> list[SnapshotOom]:
     return found
 
 
-def _at_oom(totals: SnapshotAnalysis, history: Sequence[Mapping[str, Any]]) -> SnapshotOom:
+def _at_oom(totals: snapshots.SnapshotAnalysis, history: Sequence[Mapping[str, Any]]) -> SnapshotOom:
     ooms = [index for index, entry in enumerate(history) if entry["action"] == "oom"]
     end = ooms[-1] if ooms else len(history)
     failed = history[end] if ooms else None
-    alive = alive_after(history[:end])
+    alive = snapshots.alive_after(history[:end])
     allocated = int(totals.allocated_curve[end]) if ooms else totals.peak_allocated
     held: dict[str, int] = {}
     ages = [0] * 10
@@ -267,12 +258,12 @@ def _at_oom(totals: SnapshotAnalysis, history: Sequence[Mapping[str, Any]]) -> S
         asked=None if failed is None else int(failed["size"]),
         free=None if failed is None else _free(failed),
         phase=_PHASES.get(_category(frames)) if frames else None,
-        line=own_line(frames) if frames else None,
+        line=snapshots.own_line(frames) if frames else None,
         allocated=allocated,
         reserved=totals.reserved,
         split=totals.split,
         held=dict(sorted(held.items(), key=lambda item: -item[1])),
-        lines=tuple(holders_of(alive)[:_MOST]),
+        lines=tuple(snapshots.holders_of(alive)[:_MOST]),
         growth=tuple(ages) if alive else (),
     )
 

@@ -10,10 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict, remedies
 from fsdpbench.reports.analysis.idle import IDLE_WORDS
 from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
-from fsdpbench.reports.analysis.model import RankAnalysis
+from fsdpbench.reports.analysis.model import Finding, Outcome, RankAnalysis, Suggestion, Verdict, remedies
 from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.analysis.units import ROOT_UNIT
 

@@ -1,14 +1,38 @@
-"""Comparisons on the page: systems, GPU counts, simulated against measured runs; and the charts' order."""
+"""Comparisons on the page: systems, GPU counts, simulated against measured runs, eager against compiled ones;
+and the charts' order.
+
+Systems are compared on one piece of work: how much faster each is than a reference, and whether they compute
+the same. Rows that must compute the same are those whose settings differ only in how they do it (system,
+wrapping, prefetch, ...). Among them
+
+    speed    each system's best row against the reference's, round by round where runs were repeated: the
+             runs of a round took place next to each other, so that a drift of the machine meets both
+    losses   every row against the reference's, step by step; a faster system that computes something else is
+             no faster system
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
 
 from fsdpbench.base.files.documents import typed_rows
-from fsdpbench.reports.pages.display import NOTHING, number, percent, setting, signed_percent
+from fsdpbench.reports.pages.display import (
+    NOTHING,
+    count,
+    gib,
+    milliseconds,
+    number,
+    percent,
+    setting,
+    signed_percent,
+)
 from fsdpbench.reports.pages.effects import effects
 from fsdpbench.reports.pages.ranking import Metric, Ranked, label, short_label
+from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.pages.whole_run import (
     Chart,
     Table,
@@ -22,9 +46,29 @@ from fsdpbench.reports.pages.whole_run import (
 
 _COLOURS = ("--compute", "--exposed", "--allreduce", "--reduce", "--gather", "--copy")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
-
 # More lines than this cannot be distinguished.
 MOST_LINES = 6
+_COMPILE = "compile"
+_MOST_PAIRS = 6
+_PHASES = {
+    "before the trace": "parameters, optimizer state",
+    "forward": "held since forward",
+    "backward": "taken in backward",
+    "optimizer": "taken by the optimizer",
+}
+Pair = tuple[Configuration, Configuration]
+"""The eager and the compiled configuration of otherwise equal settings; both finished."""
+COMPUTED = (
+    "model", "gpus", "seq", "batch", "grad_accum", "tp", "cp", "param_dtype", "lora", "lora_targets",
+    "lora_base", "optimizer", "optimizer_dtype", "linear_dtype", "clip", "implementation", "seed",
+)  # fmt: skip
+"""What decides the result of training, or how many samples a step has (with `tp` and `cp` a batch is of a
+group of ranks); all other settings decide how it is reached."""
+_REFERENCES = ("torch-fsdp2", "torch-fsdp1", "torch-ddp", "single")
+_NEAR = {"fp32": 1e-4}
+_NEAR_LOW_PRECISION = 0.01
+"""How far losses may be apart, relative. Sums in another order move a loss in fp32 by 1e-6 a step or less;
+gradients that are not reduced at all moved that of a tiny GPT by 3e-4 in seven steps."""
 
 
 def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
@@ -159,3 +203,174 @@ def sections(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -
         predicted_and_measured(ranked, varying),
     )
     return [(chart, _WORDS[chart.name]) for chart in drawn if chart is not None]
+
+
+def compiled_pairs(ranked: Sequence[Ranked]) -> list[Pair]:
+    """Return all pairs, those of the best configurations first."""
+    rows = [entry.row for entry in ranked if entry.throughput and entry.row.result.step_time_s]
+    eager = {_rest(row): row for row in rows if setting(row.settings.get(_COMPILE)) == "false"}
+    compiled = [row for row in rows if setting(row.settings.get(_COMPILE)) == "true"]
+    pairs = [(eager[_rest(row)], row) for row in compiled if _rest(row) in eager]
+    places = {id(row): place for place, row in enumerate(rows)}
+    return sorted(pairs, key=lambda pair: min(places[id(row)] for row in pair))
+
+
+def _rest(row: Configuration) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, setting(value)) for name, value in row.settings.items() if name != _COMPILE))
+
+
+def fusion_table(
+    ranked: Sequence[Ranked], varying: Sequence[str], held: Mapping[str, Mapping[str, int]]
+) -> Table | None:
+    """Return a row for each figure of each pair; None where nothing was tried both ways. `held`: bytes alive
+    at the peak of each folder's trace, by the phase that took them."""
+    lines: list[tuple[str, ...]] = []
+    others = [name for name in varying if name != _COMPILE]
+    for pair in compiled_pairs(ranked)[:_MOST_PAIRS]:
+        title = label(pair[0], others)
+        for name, before, after, words in _figures(pair, held):
+            change = signed_percent(after / before - 1) if before else ""
+            lines.append((title, name, words(before), words(after), change))
+    return Table.of(("configuration", "figure", "eager", "compiled", "change"), lines)
+
+
+def _figures(
+    pair: Pair, held: Mapping[str, Mapping[str, int]]
+) -> list[tuple[str, float, float, Callable[[float], str]]]:
+    """Return name, both values and format of each figure that both sides know."""
+    asked: tuple[tuple[str, Callable[[Configuration], float | None], Callable[[float], str]], ...] = (
+        ("step time, ms", lambda row: row.result.step_time_s, milliseconds),
+        ("kernels a step", lambda row: _of(row.result.work, "kernels"), count),
+        ("copies a step", lambda row: _of(row.result.work, "copies"), count),
+        (
+            "read and written a step by kernels that memory limits, GiB",
+            lambda row: _of(row.result.memory_traffic, "bytes"),
+            gib,
+        ),
+        ("reserved, GiB", lambda row: row.result.reserved, gib),
+    )
+    found: list[tuple[str, float, float, Callable[[float], str]]] = []
+    for name, value, words in asked:
+        before, after = map(value, pair)
+        if before is not None and after is not None:
+            found.append((name, before, after, words))
+    eager, compiled = (held.get(row.folder.name, {}) for row in pair)
+    if eager and compiled:
+        for phase in dict.fromkeys([*eager, *compiled]):
+            title = f"at the peak, {_PHASES.get(phase, phase)}, GiB"
+            found.append((title, eager.get(phase, 0), compiled.get(phase, 0), gib))
+    return found
+
+
+def _of(figures: Mapping[str, Any] | None, name: str) -> float | None:
+    value = (figures or {}).get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A system's throughput over the reference's in its best row: over rounds of repeated runs the median,
+    the lowest and the highest. `rounds` 1: one run each, which has no spread."""
+
+    system: str
+    row: Configuration
+    reference: str
+    ratio: float
+    low: float
+    high: float
+    rounds: int
+    losses: str
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first step at which a row's loss is not the reference's."""
+
+    row: Configuration
+    reference: Configuration
+    step: int
+    loss: float
+    expected: float
+
+    @property
+    def sentence(self) -> str:
+        """Return the difference in words."""
+        return (
+            f"{self.row.system} computes something else than {self.reference.system}: its loss in "
+            f"step {self.step} is {self.loss:.6g}, not {self.expected:.6g} ({self.row.name})."
+        )
+
+
+def ratios(view: RunView) -> list[Ratio]:
+    """Return each system against the reference, on the work of the fastest row; the reference first, then
+    fastest first. Empty where one system alone did that work."""
+    finished = [row for row in view.with_status(Status.OK) if row.result.step_time_s]
+    if not finished:
+        return []
+    fastest = max(finished, key=lambda row: row.result.samples_per_s_per_gpu or 0.0)
+    group = [row for row in finished if _work(row) == _work(fastest)]
+    best: dict[str, Configuration] = {}
+    for row in sorted(group, key=lambda row: row.result.step_time_s or 0.0):
+        best.setdefault(row.system, row)
+    if len(best) < 2:
+        return []
+    reference = best[_reference(best)]
+    wrong = {difference.row.folder for difference in differences(view)}
+    found = [_ratio(row, reference, wrong) for row in best.values()]
+    return sorted(found, key=lambda each: (each.row is not reference, -each.ratio))
+
+
+def differences(view: RunView) -> list[Difference]:
+    """Return every row whose losses are not those of the reference of its work, where losses are known."""
+    groups: dict[tuple[object, ...], list[Configuration]] = {}
+    for row in view.with_status(Status.OK):
+        if row.result.loss:
+            groups.setdefault(_work(row), []).append(row)
+    found = []
+    for rows in groups.values():
+        by_system: dict[str, Configuration] = {}
+        for row in rows:
+            by_system.setdefault(row.system, row)
+        reference = by_system[_reference(by_system)]
+        known = (_difference(row, reference) for row in rows if row is not reference)
+        found += [difference for difference in known if difference is not None]
+    return found
+
+
+def _work(row: Configuration) -> tuple[object, ...]:
+    return tuple(row.settings.get(name) for name in COMPUTED)
+
+
+def _reference(systems: Mapping[str, Configuration]) -> str:
+    """Return PyTorch's own system where there is one, else the first."""
+    return next((name for name in _REFERENCES if name in systems), next(iter(systems)))
+
+
+def _ratio(row: Configuration, reference: Configuration, wrong: set[Path]) -> Ratio:
+    own, other = _rounds(row), _rounds(reference)
+    pairs = list(zip(own, other, strict=True)) if len(own) == len(other) else [(median(own), median(other))]
+    rounds = sorted(theirs / ours for ours, theirs in pairs)
+    losses = "-" if not row.result.loss else "differ" if row.folder in wrong else "equal"
+    return Ratio(
+        row.system, row, reference.system, median(rounds), rounds[0], rounds[-1], len(rounds), losses
+    )
+
+
+def _rounds(row: Configuration) -> list[float]:
+    repeats = row.result.repeats
+    if repeats is not None and repeats.step_time_s:
+        return repeats.step_time_s
+    return [row.result.step_time_s or 0.0]
+
+
+def _difference(row: Configuration, reference: Configuration) -> Difference | None:
+    near = _NEAR.get(str(row.settings.get("param_dtype")), _NEAR_LOW_PRECISION)
+    # Warm-up ends when steps are stable, so that one may have taken more steps than the other.
+    for step, (own, expected) in enumerate(
+        zip(row.result.loss or (), reference.result.loss or (), strict=False), start=1
+    ):
+        if own is None or expected is None or own != own or expected != expected:
+            continue
+        if abs(own - expected) > near * max(abs(expected), 1e-6):
+            return Difference(row, reference, step, own, expected)
+    return None

@@ -1,31 +1,33 @@
-"""Details of one configuration: its timeline, memory, units, phases, settings, files.
+"""Details of one configuration: its timeline, memory, units, phases, settings, files, and findings about its
+run: the sanitizer's, differences between ranks, scripts' decisions.
 
-Everything comes from the trace of the lowest rank that left one; a trace that cannot be read leaves its
+All charts come from the trace of the lowest rank that left one; a trace that cannot be read leaves its
 message in the place of the charts.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import PurePath
 
 from fsdpbench.reports.analysis import analyze_trace
-from fsdpbench.reports.analysis.findings import Verdict
+from fsdpbench.reports.analysis.model import Verdict
 from fsdpbench.reports.analysis.processes import Kept, interruptions_held, part_of, suitable_processes, unpack
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.memory_charts import soak_chart
-from fsdpbench.reports.pages.ranking import Ranked, short_label
-from fsdpbench.reports.pages.ranking_table import column_of
+from fsdpbench.reports.pages.ranking import Ranked, column_of, short_label
 from fsdpbench.reports.pages.trace_parts import held_by_phase, ranks_table, trace_parts
 from fsdpbench.reports.pages.view import Configuration
-from fsdpbench.reports.pages.whole_run import island_table
+from fsdpbench.reports.pages.whole_run import Table, island_table
 from fsdpbench.reports.readers import TraceError, read_trace
-from fsdpbench.reports.result import Result
+from fsdpbench.reports.result import RaceFinding, RankDifference, Result
 
 Links = Callable[[Configuration], list[dict[str, str]]]
 
@@ -41,6 +43,7 @@ Workers = Callable[[int], AbstractContextManager[Executor]]
 # What all timelines together may take of the page, in events of about 25 bytes, and the most for one of them.
 _EVENTS_IN_ALL = 180_000
 _MOST_EVENTS = 6_000
+_MOST_FINDINGS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +198,60 @@ def _sampling(result: Result) -> list[tuple[str, str]]:
     if result.measured and result.measured.profiler_overhead is not None:
         pairs.append(("profiler's overhead", display.percent(result.measured.profiler_overhead)))
     return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Races:
+    """All findings of a run folder, each with its configuration, and hints."""
+
+    findings: Sequence[tuple[str, RaceFinding]]
+    hints: Table | None
+
+
+def races(rows: Sequence[Configuration]) -> Races | None:
+    """Return the sanitizer's findings in all configurations; None where it did not run."""
+    reports = [(row.name, row.result.sanitizer) for row in rows if row.result.sanitizer is not None]
+    if not reports:
+        return None
+    found = [(name, finding) for name, report in reports for finding in report.findings]
+    found.sort(key=lambda entry: -entry[1].count)
+    hints = [
+        (
+            hint.kind.replace("_", " ")[:60],
+            f"{hint.count:,}",
+            (hint.stack or ["unknown"])[0][:120],
+            hint.hint[:300],
+        )
+        for _, report in reports
+        for hint in report.hints
+    ]
+    table = Table.of(("kind", "times", "where", "hint"), hints[:_MOST_FINDINGS])
+    return Races(found[:_MOST_FINDINGS], table)
+
+
+def rank_differences(rows: Sequence[Configuration]) -> list[tuple[str, RankDifference]]:
+    """Return the first difference of each configuration whose ranks were compared, behind its name."""
+    checks = ((row.name, row.result.rank_check) for row in rows)
+    return [(name, check.difference) for name, check in checks if check and check.difference]
+
+
+_MOST_ROWS = 200
+
+
+def decisions_table(rows: Sequence[Configuration]) -> Table | None:
+    """Return the decisions of all configurations, most frequent first; None where nothing was decided."""
+    found = [(row.name, decision) for row in rows for decision in row.result.placeholder_decisions or ()]
+    found.sort(key=lambda entry: -entry[1].count)
+    lines = [
+        (
+            f"{PurePath(decision.file).name[:80]}:{decision.line}",
+            decision.operation[:80],
+            json.dumps(decision.answer)[:80],
+            f"{decision.count:,}",
+            name,
+        )
+        for name, decision in found[:_MOST_ROWS]
+    ]
+    if len(found) > _MOST_ROWS:
+        lines.append((f"{len(found) - _MOST_ROWS} lines more", "", "", "", ""))
+    return Table.of(("line of the script", "question", "answer", "times", "configuration"), lines)

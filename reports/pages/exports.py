@@ -14,9 +14,7 @@ from typing import Any
 
 from fsdpbench.base.reading import printable
 from fsdpbench.reports.figures import flat
-from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
-from fsdpbench.reports.pages.ranking_table import known_figures
+from fsdpbench.reports.pages import display, ranking
 from fsdpbench.reports.pages.recommendation import best_sentence, findings
 from fsdpbench.reports.pages.view import load_run
 
@@ -24,15 +22,15 @@ from fsdpbench.reports.pages.view import load_run
 def write_markdown(run_dir: Path) -> str:
     """Return recommendation, findings and ranked table as GitHub Markdown. Raises `RunFolderError`."""
     view = load_run(run_dir)
-    ranked = rank(view)
+    ranked = ranking.rank(view)
     rows = [entry.row for entry in ranked]
-    varying = varying_settings(rows)
-    shown = known_figures(ranked, metric_of(view))
+    varying = ranking.varying_settings(rows)
+    shown = ranking.known_figures(ranked, ranking.metric_of(view))
     lines = [f"# {_escaped(view.title)}", "", f"**{_escaped(best_sentence(view))}**", ""]
     lines += [f"- {_escaped(finding)}" for finding in findings(view)]
     if view.simulated:
         lines.append("- Figures are simulated.")
-    constants = ", ".join(f"{name}={value}" for name, value in constant_settings(rows).items())
+    constants = ", ".join(f"{name}={value}" for name, value in ranking.constant_settings(rows).items())
     lines += [f"- The same everywhere: {_escaped(constants)}"] if constants else []
     lines += ["", _markdown_row(["#", *varying, "status", *(figure.name for figure in shown)])]
     lines.append(" ".join(["| --: |", *["--- |"] * (len(varying) + 1), *["--: |"] * len(shown)]))
@@ -47,14 +45,14 @@ def write_markdown(run_dir: Path) -> str:
 def write_json(run_dir: Path) -> str:
     """Return schema, recommendation, findings, metric, configurations. Raises `RunFolderError`."""
     view = load_run(run_dir)
-    ranked = rank(view)
+    ranked = ranking.rank(view)
     content = {
         "schema": 1,
         "title": view.title,
         "recommendation": best_sentence(view),
         "findings": findings(view),
         "simulated": view.simulated,
-        "metric": metric_of(view).field,
+        "metric": ranking.metric_of(view).field,
         "configurations": [_record(entry) for entry in ranked],
         "pending": list(view.pending),
     }
@@ -63,7 +61,7 @@ def write_json(run_dir: Path) -> str:
 
 def write_csv(run_dir: Path) -> str:
     """Return a line a configuration: place, name, status, settings, figures. Raises `RunFolderError`."""
-    ranked = rank(load_run(run_dir))
+    ranked = ranking.rank(load_run(run_dir))
     names = list(dict.fromkeys(name for entry in ranked for name in entry.row.settings))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -80,7 +78,7 @@ def write_csv(run_dir: Path) -> str:
     return buffer.getvalue()
 
 
-def _record(entry: Ranked) -> dict[str, object]:
+def _record(entry: ranking.Ranked) -> dict[str, object]:
     row = entry.row
     return {
         "place": entry.place,

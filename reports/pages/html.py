@@ -16,15 +16,17 @@ from urllib.parse import quote
 from fsdpbench.base.reading import UnreadableError, read_bytes
 from fsdpbench.reports.analysis.processes import Kept
 from fsdpbench.reports.consistency import leaves
-from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.checks import decisions_table, races, rank_differences
-from fsdpbench.reports.pages.comparisons import sections
-from fsdpbench.reports.pages.details import Known, Workers, build_details
-from fsdpbench.reports.pages.fusion import fusion_table
-from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
-from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
-from fsdpbench.reports.pages.ranking_table import RankingTable
-from fsdpbench.reports.pages.recommendation import best_lines, findings
+from fsdpbench.reports.pages import display, ranking
+from fsdpbench.reports.pages.comparisons import fusion_table, sections
+from fsdpbench.reports.pages.details import (
+    Known,
+    Workers,
+    build_details,
+    decisions_table,
+    races,
+    rank_differences,
+)
+from fsdpbench.reports.pages.recommendation import best_lines, code_to_copy, findings, overview_chart
 from fsdpbench.reports.pages.shell import ASSETS, LARGEST, is_made_from, write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
 from fsdpbench.reports.readers.trace import VARIABLE
@@ -50,9 +52,9 @@ def write_report(
     key = None if reload_s else _key(view, target)
     if key is not None and is_made_from(target, key):
         return target  # whole, and made by the same code of the same content
-    ranked = rank(view)
+    ranked, metric = ranking.rank(view), ranking.metric_of(view)
     rows = [entry.row for entry in ranked]
-    varying = varying_settings(rows)
+    varying = ranking.varying_settings(rows)
     details = build_details(ranked, varying, lambda row: _links(row, target), known, workers, kept)
     judged = details[0].verdict if details else None
     shown = frozenset(detail.folder for detail in details)
@@ -65,17 +67,17 @@ def write_report(
         facts=_facts(view, ranked),
         simulated=simulated_words(rows),
         lines=best_lines(view),
-        overview=overview_chart(view, ranked, metric_of(view)),
+        overview=overview_chart(view, ranked, metric),
         code=code_to_copy(view, ranked[0].row.command if ranked and ranked[0].place else None),
         findings=findings(view),
         advice=judged.texts if judged and ranked[0].place else [],
-        constants=list(constant_settings(rows).items()),
-        ranking=RankingTable.of(ranked, varying, metric_of(view), shown, lambda row: _links(row, target)),
+        constants=list(ranking.constant_settings(rows).items()),
+        ranking=ranking.RankingTable.of(ranked, varying, metric, shown, lambda row: _links(row, target)),
         decisions=decisions_table(rows),
         races=races(rows),
         fusion=fusion_table(ranked, varying, {detail.folder: detail.held for detail in details}),
         rank_differences=rank_differences(rows),
-        charts=sections(ranked, varying, metric_of(view)),
+        charts=sections(ranked, varying, metric),
         details=details,
         environment=_environment(rows),
         sweep_toml=view.sweep_toml,
@@ -129,7 +131,7 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
     return f"{scope} from simulated GPUs{f': {text}' if text else ''}. {how}{doubtful}"
 
 
-def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
+def _facts(view: RunView, ranked: Sequence[ranking.Ranked]) -> list[tuple[str, str]]:
     """Return names and values of what was run, on what; only where all rows agree."""
     rows = [entry.row for entry in ranked]
 

@@ -1,4 +1,5 @@
-"""The recommendation in three lines, and the findings behind it, in words with their figures."""
+"""The recommendation in three lines, the findings behind it, in words with their figures; code to copy, and
+the one chart that explains the verdict."""
 
 from __future__ import annotations
 
@@ -6,30 +7,79 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from fsdpbench.reports.pages.display import count, gib, number, percent, setting
+from fsdpbench.base.reading import UnreadableError, read_bytes
+from fsdpbench.reports.pages import ranking
+from fsdpbench.reports.pages.comparisons import differences
+from fsdpbench.reports.pages.display import MOST_WORDS, count, gib, number, percent, phrase, setting, within
 from fsdpbench.reports.pages.effects import WORTH_SAYING, Effect, effects
-from fsdpbench.reports.pages.overview import interval_findings, plus_minus
-from fsdpbench.reports.pages.ranking import (
-    NOT_YET,
-    Chosen,
-    Paired,
-    Ranked,
-    chosen,
-    doubt,
-    metric_of,
-    paired,
-    rank,
-    values_of,
-    varying_settings,
-)
-from fsdpbench.reports.pages.side_by_side import differences
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
-from fsdpbench.reports.pages.words import MOST_WORDS, phrase, within
+from fsdpbench.reports.pages.whole_run import Chart, breakdown
+from fsdpbench.reports.result import Interval
 
 _MOST_SETTINGS = 6
 _ALWAYS = ("batch", "activation_checkpointing")
+MOST_BARS = 7
+_MOST_CODE = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Text to copy, and what it is."""
+
+    name: str
+    text: str
+
+
+def overview_chart(view: RunView, ranked: Sequence[ranking.Ranked], metric: ranking.Metric) -> Chart | None:
+    """Return the step of the best beside those that it is judged against: the best of each other system, the
+    first one tried, and the slowest."""
+    timed = [entry for entry in ranked if entry.throughput and entry.row.result.time_s]
+    if not timed:
+        return None
+    systems: dict[str, ranking.Ranked] = {}
+    for entry in timed:
+        systems.setdefault(str(entry.row.settings.get("system")), entry)
+    chosen = [timed[0], *systems.values()][: MOST_BARS - 2]
+    chosen += [entry for entry in timed if entry.row.folder.name == view.first_point] + [timed[-1]]
+    places = {entry.place for entry in chosen}
+    shown = [entry for entry in timed if entry.place in places]
+    chart = breakdown(shown, ranking.varying_settings([entry.row for entry in shown]), metric)
+    if chart is None:
+        return None
+    return replace(chart, name="overview", layout=chart.layout | {"height": 112 + 24 * len(places)})
+
+
+def code_to_copy(view: RunView, command: str | None) -> list[Code]:
+    """Return the best settings as code, if the sweep left it in its folder, else the command of the best."""
+    found = []
+    for path in sorted(view.folder.glob("best_*.py"), reverse=True)[:4]:  # torch's before ours
+        try:
+            found.append(Code(path.name, read_bytes(path, _MOST_CODE).decode("utf-8", "replace")))
+        except (UnreadableError, OSError):
+            continue
+    return found + ([Code("run it again", command)] if command else [])
+
+
+def plus_minus(interval: Interval) -> str:
+    """Return `±7 %`: half the interval of the step time."""
+    return f"±{percent(interval.half_width, 0)}"
+
+
+def interval_findings(ranked: Sequence[ranking.Ranked]) -> list[str]:
+    """Return a sentence on rows whose memory is risky."""
+    known = [
+        (entry.place, each) for entry in ranked if entry.throughput and (each := entry.row.result.interval)
+    ]
+    risky = [place for place, interval in known if interval.risky]
+    if not risky:
+        return []
+    places = ", ".join(map(str, risky[:8])) + (" …" if len(risky) > 8 else "")
+    return [
+        f"{len(risky)} of {len(known)} {'is' if len(risky) == 1 else 'are'} risky: memory fits only inside "
+        f"its error, or the allocator retries (number {places})."
+    ]
 
 
 def best_sentence(view: RunView) -> str:
@@ -40,14 +90,14 @@ def best_sentence(view: RunView) -> str:
 def best_lines(view: RunView) -> list[str]:
     """Return which configuration to run, what it gives and what matters most: a line each of at most 25
     words; one line where no configuration finished."""
-    ranked = rank(view)
+    ranked = ranking.rank(view)
     if not ranked:
         return ["No configuration has finished yet."]
     if not ranked[0].throughput and view.with_status(Status.RACE, Status.RANK_MISMATCH):
         return [f"No configuration ended without a fault: {endings(view.configurations)}."]
     if not ranked[0].throughput:
         return [f"None of the {len(ranked)} configurations finished: {endings(view.configurations)}."]
-    found = chosen(ranked)
+    found = ranking.chosen(ranked)
     best = found.torchs or found.ours or ranked[0]
     lines = [_do(best, found, ranked, view), _given(best, ranked, view)]
     if sum(entry.throughput is not None for entry in ranked) > 1:
@@ -55,14 +105,14 @@ def best_lines(view: RunView) -> list[str]:
     return [f"{line}." for line in lines]
 
 
-def _do(best: Ranked, found: Chosen, ranked: Sequence[Ranked], view: RunView) -> str:
+def _do(best: ranking.Ranked, found: ranking.Chosen, ranked: Sequence[ranking.Ranked], view: RunView) -> str:
     """Return the first line: the configuration to run, and ours where it is clearly faster than torch's. It
     names the settings that vary and are not those that the sweep begins with."""
     first = next((entry for entry in ranked if entry.row.folder.name == view.first_point), best)
     row, start = best.row, first.row.settings if first is not best else {}
     settings = [
         phrase(name, row.settings[name])
-        for name in varying_settings([entry.row for entry in ranked])
+        for name in ranking.varying_settings([entry.row for entry in ranked])
         if row.settings.get(name) is not None and name not in ("system", "compile")
         if name in _ALWAYS or row.settings[name] != start.get(name)
     ]
@@ -71,26 +121,26 @@ def _do(best: Ranked, found: Chosen, ranked: Sequence[Ranked], view: RunView) ->
     system = row.settings.get("system")
     name = row.name if system in (None, "script") else system
     line = f"Run {name}{' with ' * bool(settings)}{', '.join(settings)}"
-    line += f"{', compiled' * bool(row.compiled or row.settings.get('compile'))}{doubt(row)}"
+    line += f"{', compiled' * bool(row.compiled or row.settings.get('compile'))}{ranking.doubt(row)}"
     ours = found.ours
     if found.gain is None or ours is None or found.gain.low <= 0:
         return line
-    system, gain = ours.row.settings.get("system"), f"{found.gain}, {NOT_YET}"
+    system, gain = ours.row.settings.get("system"), f"{found.gain}, {ranking.NOT_YET}"
     tails = (f"; or {system}{_others(ours, best, ranked)}: {gain}", f"; {system}: {gain}")
     return next((line + tail for tail in tails if len((line + tail).split()) <= MOST_WORDS), line)
 
 
-def _others(ours: Ranked, best: Ranked, ranked: Sequence[Ranked]) -> str:
+def _others(ours: ranking.Ranked, best: ranking.Ranked, ranked: Sequence[ranking.Ranked]) -> str:
     """Return the settings of ours that are not those of the recommended one; `alike` where all are."""
     mine, its = ours.row.settings, best.row.settings
-    names = [name for name in varying_settings([entry.row for entry in ranked]) if name != "system"]
+    names = [name for name in ranking.varying_settings([entry.row for entry in ranked]) if name != "system"]
     different = [phrase(n, mine[n]) for n in names if n in its and mine.get(n) not in (None, its[n])]
     return f" with {', '.join(different)}" if different else " alike"
 
 
-def _given(best: Ranked, ranked: Sequence[Ranked], view: RunView) -> str:
+def _given(best: ranking.Ranked, ranked: Sequence[ranking.Ranked], view: RunView) -> str:
     """Return the second line: the throughput that it gives, against the sweep's first configuration."""
-    metric, result = metric_of(view), best.row.result
+    metric, result = ranking.metric_of(view), best.row.result
     error = f" {plus_minus(result.interval)}" if result.interval else ""
     start = "Simulated, it gives" if best.row.simulated else "It gives"
     if best.row.simulated and (hardware := best.row.hardware.get("name")):
@@ -105,7 +155,7 @@ def _given(best: Ranked, ranked: Sequence[Ranked], view: RunView) -> str:
     if first is best and len(ranked) > 1:
         parts.append("; it is what the sweep began with")
     elif first is not None and first.throughput:
-        parts.append(f"; {paired(best, first)} against where the sweep began")
+        parts.append(f"; {ranking.paired(best, first)} against where the sweep began")
     elif first is not None:
         parts.append(f"; where the sweep began: {first.row.status.words}")
     return within(parts)
@@ -125,7 +175,7 @@ def _mattered(found: Sequence[Effect]) -> str:
     return within(["What matters most: " + words[0], *(f", then {each}" for each in words[1:])])
 
 
-def _with_interval(effect: Effect, best: Ranked, ranked: Sequence[Ranked]) -> Effect:
+def _with_interval(effect: Effect, best: ranking.Ranked, ranked: Sequence[ranking.Ranked]) -> Effect:
     """Return an effect of one pair with the interval of the two predictions' difference."""
     if effect.pairs != 1:
         return effect
@@ -134,7 +184,7 @@ def _with_interval(effect: Effect, best: Ranked, ranked: Sequence[Ranked]) -> Ef
         settings = entry.row.settings
         alike = {**settings, effect.name: None} == others
         if entry.throughput and alike and setting(settings.get(effect.name)) == effect.value:
-            change = paired(entry, best)
+            change = ranking.paired(entry, best)
             return replace(effect, low=1 + change.low, high=1 + change.high)
     return effect
 
@@ -142,7 +192,7 @@ def _with_interval(effect: Effect, best: Ranked, ranked: Sequence[Ranked]) -> Ef
 def _effect_words(effect: Effect) -> str:
     """Return `full checkpointing instead of none: −14 % [−15, −13]`."""
     ratio = effect.ratio or 1.0
-    change = Paired(ratio - 1, (effect.low or ratio) - 1, (effect.high or ratio) - 1)
+    change = ranking.Paired(ratio - 1, (effect.low or ratio) - 1, (effect.high or ratio) - 1)
     retries = " (allocator retries)" if effect.with_retries else ""
     reference = effect.reference if effect.name != "compile" else phrase("compile", effect.reference)
     return f"{phrase(effect.name, effect.value)} instead of {reference}: {change}{retries}"
@@ -150,7 +200,7 @@ def _effect_words(effect: Effect) -> str:
 
 def findings(view: RunView) -> list[str]:
     """Return further sentences: ties with less memory, retries, configurations that ran out of memory."""
-    ranked = rank(view)
+    ranked = ranking.rank(view)
     found = [difference.sentence for difference in differences(view)]
     found += [*interval_findings(ranked), *_retries(ranked), *_out_of_memory(view)]
     broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
@@ -188,7 +238,7 @@ def _rows(amount: int, *, has: bool = False) -> str:
     return f"{words} {'has' if amount == 1 else 'have'}" if has else words
 
 
-def _retries(ranked: Sequence[Ranked]) -> list[str]:
+def _retries(ranked: Sequence[ranking.Ranked]) -> list[str]:
     retried = [entry for entry in ranked if (entry.row.result.alloc_retries_per_step or 0) > 0]
     if not retried:
         return []
@@ -238,7 +288,9 @@ def _out_of_memory(view: RunView) -> list[str]:
 
 def _always_out_of_memory(rows: Sequence[Configuration]) -> list[str]:
     """Return values, and pairs of values, with which every configuration (at least two) ran out of memory."""
-    facts = [(name, value) for name in varying_settings(rows) for value in values_of(rows, name)]
+    facts = [
+        (name, value) for name in ranking.varying_settings(rows) for value in ranking.values_of(rows, name)
+    ]
     having = {
         fact: {id(row) for row in rows if setting(row.settings.get(fact[0])) == fact[1]} for fact in facts
     }

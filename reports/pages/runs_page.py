@@ -12,9 +12,16 @@ from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import setting
 from fsdpbench.reports.pages.html import simulated_words
-from fsdpbench.reports.pages.overview import plus_minus
-from fsdpbench.reports.pages.ranking import Metric, Ranked, label, metric_of, rank, varying_settings
-from fsdpbench.reports.pages.ranking_table import column_of
+from fsdpbench.reports.pages.ranking import (
+    Metric,
+    Ranked,
+    column_of,
+    label,
+    metric_of,
+    rank,
+    varying_settings,
+)
+from fsdpbench.reports.pages.recommendation import plus_minus
 from fsdpbench.reports.pages.shell import ASSETS, write_page
 from fsdpbench.reports.pages.view import RunView, Status, load_run
 from fsdpbench.reports.pages.whole_run import Chart, Table, breakdown

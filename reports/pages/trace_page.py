@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fsdpbench.reports.analysis import Analysis, RankAnalysis, TimeParts
-from fsdpbench.reports.analysis.findings import in_torch
+from fsdpbench.reports.analysis.model import in_torch
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.analysis.text import across
 from fsdpbench.reports.pages import display

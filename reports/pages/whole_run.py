@@ -13,16 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fsdpbench.reports.analysis.figures import TimeParts
-from fsdpbench.reports.pages.display import (
-    GIB,
-    NOTHING,
-    count,
-    gib,
-    milliseconds,
-    number,
-    percent,
-    signed_percent,
-)
+from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.effects import Effect
 from fsdpbench.reports.pages.ranking import Metric, Ranked, label, pareto_front, short_label
 from fsdpbench.reports.result import StepParts
@@ -94,7 +85,7 @@ def rule(axis: str, at: float, line: dict[str, object]) -> dict[str, object]:
 
 def capacity_line(capacity: float, axis: str) -> dict[str, object]:
     """Return the line of a device's memory (bytes) on an axis in GiB."""
-    return rule(axis, capacity / GIB, {"color": "var(--exposed)", "width": 1, "dash": "dash"})
+    return rule(axis, capacity / display.GIB, {"color": "var(--exposed)", "width": 1, "dash": "dash"})
 
 
 def named_places(names: Sequence[str], edge: float = 0.4) -> dict[str, object]:
@@ -203,9 +194,9 @@ def _breakdown_table(timed: Sequence[Ranked], varying: Sequence[str]) -> Table:
     rows = []
     for entry in timed:
         parts = entry.row.result.time_s
-        figures = [milliseconds(getattr(parts, part)) for part, _, _ in PARTS]
-        overlap = percent(entry.row.result.overlap_fraction)
-        step = milliseconds(entry.row.result.traced_step_time_s)
+        figures = [display.milliseconds(getattr(parts, part)) for part, _, _ in PARTS]
+        overlap = display.percent(entry.row.result.overlap_fraction)
+        step = display.milliseconds(entry.row.result.traced_step_time_s)
         rows.append((str(entry.place), label(entry.row, varying), *figures, step, overlap))
     columns = ("#", "configuration", *(f"{words}, ms" for _, words, _ in PARTS), "traced step, ms", "overlap")
     return Table(columns, tuple(rows))
@@ -233,7 +224,7 @@ def throughput_against_memory(
         )
     capacity = max((entry.row.capacity_bytes or 0.0 for entry in shown), default=0.0)
     memories = _memory_gib(shown)
-    least, most = min(memories), max(*memories, capacity / GIB)
+    least, most = min(memories), max(*memories, capacity / display.GIB)
     margin = 0.05 * (most - least or most)
     bounds = [least - margin, most + margin]
     layout = {
@@ -249,7 +240,7 @@ def throughput_against_memory(
 
 
 def _memory_gib(entries: Sequence[Ranked]) -> list[float]:
-    return [(entry.row.result.reserved or 0.0) / GIB for entry in entries]
+    return [(entry.row.result.reserved or 0.0) / display.GIB for entry in entries]
 
 
 def _points(
@@ -280,8 +271,8 @@ def _points(
 
 def _capacity_words(capacity: float) -> dict[str, object]:
     font = {"color": "var(--muted)", "size": 11}
-    place = {"x": capacity / GIB, "y": 0, "yref": "paper", "xanchor": "right", "yanchor": "bottom"}
-    text = f"device memory {gib(capacity)} GiB"
+    place = {"x": capacity / display.GIB, "y": 0, "yref": "paper", "xanchor": "right", "yanchor": "bottom"}
+    text = f"device memory {display.gib(capacity)} GiB"
     return {"text": text, "showarrow": False, "font": font, **place, "xshift": -4}
 
 
@@ -293,9 +284,9 @@ def _scatter_table(
         (
             str(entry.place),
             label(entry.row, varying),
-            gib(entry.row.result.reserved),
-            number(entry.throughput, 4),
-            count(entry.row.result.alloc_retries_per_step),
+            display.gib(entry.row.result.reserved),
+            display.number(entry.throughput, 4),
+            display.count(entry.row.result.alloc_retries_per_step),
             "yes" if id(entry) in on_front else "no",
         )
         for entry in shown
@@ -321,7 +312,7 @@ def _effects(shown: Sequence[Effect]) -> list[dict[str, object]]:
     rows = [y for place in places for y in (place, place, None)]
     line = {"color": "var(--overlapped)", "width": 7}
     named = [chart_text(f"{e.name}: {e.value} instead of {e.reference}", 90) for e in shown]
-    changes = [signed_percent((e.ratio or 1) - 1) for e in shown]
+    changes = [display.signed_percent((e.ratio or 1) - 1) for e in shown]
     above = [((effect.high or effect.ratio or 1) - (effect.ratio or 1)) * 100 for effect in shown]
     below = [((effect.ratio or 1) - (effect.low or effect.ratio or 1)) * 100 for effect in shown]
     mean = scatter(
@@ -365,12 +356,12 @@ def _points_of(ratio: float | None) -> float | None:
 
 def _effect_table(found: Sequence[Effect]) -> Table:
     def change(ratio: float | None) -> str:
-        return signed_percent(ratio - 1) if ratio else NOTHING
+        return display.signed_percent(ratio - 1) if ratio else display.NOTHING
 
     def interval(low: float | None, high: float | None) -> str:
         if low is None or high is None:
-            return NOTHING
-        return f"{signed_percent(low - 1)} to {signed_percent(high - 1)}"
+            return display.NOTHING
+        return f"{display.signed_percent(low - 1)} to {display.signed_percent(high - 1)}"
 
     rows = tuple(
         (

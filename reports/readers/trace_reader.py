@@ -18,19 +18,9 @@ from typing import Any
 
 import msgspec
 
+from fsdpbench.reports.readers import trace_events
 from fsdpbench.reports.readers.trace import Trace, TraceError, TraceLimits
 from fsdpbench.reports.readers.trace_columns import ColumnBuilder, needs_digits
-from fsdpbench.reports.readers.trace_events import (
-    ABSENT,
-    EXACT_EVENTS,
-    EXACT_FILE,
-    FILE,
-    FLOAT_EVENT,
-    FLOAT_EVENTS,
-    RAW_EVENTS,
-    File,
-    FloatEvent,
-)
 from fsdpbench.reports.readers.trace_text import UncuttableError, cut, cut_exactly, nesting, read_blocks
 
 
@@ -80,13 +70,13 @@ class _Decoded:
         if depth > self.limits.depth:
             raise TraceError(self.path, self.limits.refusal("depth", f"nests {depth:,} levels deep"))
 
-    def add(self, events: list[FloatEvent], text: bytes | None) -> None:
+    def add(self, events: list[trace_events.FloatEvent], text: bytes | None) -> None:
         """Append events; `text` is the JSON they were decoded from, in case their digits are needed."""
         if text is not None and needs_digits((event.ts for event in events), text):
             if text.startswith(b"["):
-                self.builder.add(EXACT_EVENTS.decode(text))
+                self.builder.add(trace_events.EXACT_EVENTS.decode(text))
             else:
-                self.builder.add(EXACT_FILE.decode(text).events)
+                self.builder.add(trace_events.EXACT_FILE.decode(text).events)
         else:
             self.builder.add(events)
         if self.builder.seen > self.limits.events:
@@ -109,9 +99,9 @@ def _decode_in_chunks(decoded: _Decoded) -> _Decoded:
     for kind, text in cut(read_blocks(decoded.path, decoded.limits), decoded.limits):
         decoded.check_depth(text, outside=1 if kind == "events" else 0)
         if kind == "events":
-            decoded.add(FLOAT_EVENTS.decode(text), text)
+            decoded.add(trace_events.FLOAT_EVENTS.decode(text), text)
             continue
-        file = FILE.decode(text)
+        file = trace_events.FILE.decode(text)
         decoded.beside |= _beside(file)
         if file.events:
             # The end of the file: its events alone, again as a list, in case their digits are needed.
@@ -119,13 +109,13 @@ def _decode_in_chunks(decoded: _Decoded) -> _Decoded:
     return decoded
 
 
-def _beside(file: File) -> dict[str, object]:
+def _beside(file: trace_events.File) -> dict[str, object]:
     found = {
         "distributedInfo": file.distributed,
         "deviceProperties": file.devices,
         "fsdpbench": file.simulated,
     }
-    return {key: msgspec.json.decode(raw) for key, raw in found.items() if raw != ABSENT}
+    return {key: msgspec.json.decode(raw) for key, raw in found.items() if raw != trace_events.ABSENT}
 
 
 def _decode_tolerantly(decoded: _Decoded) -> _Decoded:
@@ -261,9 +251,9 @@ class Recovered:
     numbers as strings.  lost: how many could not be understood.  defect: why the text had to be fixed.
     """
 
-    events: list[FloatEvent]
+    events: list[trace_events.FloatEvent]
     text: bytes
-    converted: list[FloatEvent] = field(default_factory=list)
+    converted: list[trace_events.FloatEvent] = field(default_factory=list)
     lost: int = 0
     defect: str | None = None
 
@@ -272,20 +262,20 @@ def recover_events(text: bytes) -> Recovered:
     """Return the events of a JSON list, fixed if need be. Raises UnmendableError."""
     defect = None
     try:
-        return Recovered(FLOAT_EVENTS.decode(text), text)
+        return Recovered(trace_events.FLOAT_EVENTS.decode(text), text)
     except msgspec.ValidationError:
         pass
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         defect, text = _message(error), mend(text)
     try:
-        raws = RAW_EVENTS.decode(text)
+        raws = trace_events.RAW_EVENTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnmendableError(_message(error)) from None
     found = Recovered([], b"", defect=defect)
     usual: list[bytes] = []
     for raw in raws:
         try:
-            found.events.append(FLOAT_EVENT.decode(raw))
+            found.events.append(trace_events.FLOAT_EVENT.decode(raw))
             usual.append(bytes(raw))
         except (msgspec.DecodeError, UnicodeDecodeError):
             converted, lost = _convert(raw)
@@ -307,7 +297,7 @@ def recover_value(text: bytes) -> tuple[Any, str | None]:
         raise UnmendableError(_message(error)) from None
 
 
-def _convert(raw: msgspec.Raw) -> tuple[list[FloatEvent], int]:
+def _convert(raw: msgspec.Raw) -> tuple[list[trace_events.FloatEvent], int]:
     """Return an event from plain JSON values, with numbers given as strings accepted; and 1 if it is lost."""
     try:
         plain = msgspec.json.decode(raw)
@@ -315,12 +305,12 @@ def _convert(raw: msgspec.Raw) -> tuple[list[FloatEvent], int]:
         return [], 1
     try:
         arguments = plain.pop("args", None)
-        converted = msgspec.convert(plain, FloatEvent, strict=False)
+        converted = msgspec.convert(plain, trace_events.FloatEvent, strict=False)
     except (AttributeError, TypeError, msgspec.ValidationError, OverflowError, ValueError):
         # An event of another kind than complete or instant is not used: it is not lost.
         other = isinstance(plain, dict) and isinstance(plain.get("ph"), str) and plain["ph"] not in ("X", "i")
         return [], 0 if other else 1
-    converted.args = msgspec.Raw(msgspec.json.encode(arguments)) if arguments else ABSENT
+    converted.args = msgspec.Raw(msgspec.json.encode(arguments)) if arguments else trace_events.ABSENT
     return [converted], 0
 
 

@@ -33,12 +33,11 @@ KNOW_THE_ACCELERATOR = {
     "torch_device/device_module.py",
     "torch_device/distributed/process_group.py",
     "torch_device/operators/autocast.py",
-    "torch_device/operators/choice_operators.py",
     "torch_device/operators/choices.py",
     "torch_device/operators/kernels.py",
     "torch_device/operators/known_values.py",
     "torch_device/operators/special_operators.py",
-    "torch_device/patches/annotations.py",
+    "torch_device/patches/torch_patches.py",
     "torch_device/tensors.py",
 }
 

@@ -20,12 +20,12 @@ WRITERS = {
     "fsdpbench/cli/group.py": "a new file among the temporary ones: mkstemp follows no link",
     "fsdpbench/cli/startup.py": "the null device",
     "fsdpbench/base/files/folder_lock.py": "a name of its own; touch(exist_ok=False) follows no link",
-    "fsdpbench/engine/devices/cpu.py": "torch's profiler, by a name of its own that replaces the trace",
+    "fsdpbench/engine/devices/real.py": "torch's profiler, by a name of its own that replaces the trace",
     "fsdpbench/base/files/shared_log.py": "memory that has no name on a disk",
-    "fsdpbench/engine/results/index.py": "a database in memory",
+    "fsdpbench/engine/results/store.py": "a database in memory",
     "fsdpbench/script/files/overlay.py": "the script's own files",
     "fsdpbench/script/files/operations.py": "the script's own files",
-    "fsdpbench/answers/prove/resuming.py": "the script's own files, between folders made for its runs",
+    "fsdpbench/answers/prove/parts.py": "the script's own files, between folders made for its runs",
     "fsdpbench/answers/upgrade/runs.py": "a link to fsdpbench's sources, in a folder made for its runs",
     "fsdpbench/script/real_ranks/pieces.py": "tensors of ranks, in a folder made for their run",
     "fsdpbench/script/cuda/profiling.py": "the script's own traces",
@@ -40,7 +40,7 @@ NUMBERS = {
     "fsdpbench/cli/commands/sweep.py": "an exit code, an option that is a number",
     "fsdpbench/cli/commands/run.py": "an exit code",
     "fsdpbench/cli/commands/pages.py": "an exit code",
-    "fsdpbench/cli/commands/validate.py": "an exit code",
+    "fsdpbench/cli/commands/reproduce.py": "an exit code",
     "fsdpbench/cli/commands/list.py": "an exit code",
     "fsdpbench/cli/commands/prove.py": "an exit code",
     "fsdpbench/cli/commands/check.py": "an exit code",
@@ -128,7 +128,7 @@ def test_one_place_opens_files_for_writing() -> None:
     found = {path: [call.lineno for call in writes(tree)] for path, tree in trees().items()}
     found = {path: lines for path, lines in found.items() if lines}
     others = {path: lines for path, lines in found.items() if path not in WRITERS}
-    assert not others, f"use fsdpbench.base.files.whole_files or reports.writing: {others}"
+    assert not others, f"use fsdpbench.base.writing: {others}"
     assert not WRITERS.keys() - found.keys(), "exceptions that are none any more"
 
 

@@ -32,7 +32,7 @@ _TOO_LONG_S = 0.3
 
 OWN = {
     "fsdpbench/sim/torch_device/strict/devices.py _IS_OUT": "torch's own list of operators",
-    "fsdpbench/base/files/whole_files.py _ASIDE": "the name of a file: 255 characters",
+    "fsdpbench/base/writing.py _ASIDE": "the name of a file: 255 characters",
     "fsdpbench/sim/torch_device/strict/devices.py:68": "torch's own list of operators",
     "fsdpbench/sim/torch_device/compile/traces/guards.py _TENSOR": "lines of torch's guards",
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from fsdpbench.reports.analysis import analyze
 from fsdpbench.reports.analysis.memory import memory_curve
-from fsdpbench.reports.analysis.timeline import Row, stream_rows
+from fsdpbench.reports.pages.timeline import Row, stream_rows
 from fsdpbench.reports.readers import read_trace
 
 

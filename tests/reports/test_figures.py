@@ -33,11 +33,11 @@ from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.settings import Settings
 from fsdpbench.reports.consistency import contradiction
 from fsdpbench.reports.pages import load_run, write_csv, write_json, write_markdown
-from fsdpbench.engine.results.index import build_index
+from fsdpbench.engine.results.store import build_index
 from fsdpbench.engine.results.records import RankRecord, Status, write_record
 from fsdpbench.engine.results.result import Outcome, write_result
 from fsdpbench.engine.results.store import Store
-from fsdpbench.sweep.repeats import merged
+from fsdpbench.sweep.runner import merged
 
 config = Config(
     model="gpt-tiny", shape={}, system="torch-ddp", device="cpu", hardware=None, gpus=1, gpus_per_node=1,

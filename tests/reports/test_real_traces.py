@@ -9,7 +9,7 @@ import pytest
 
 from fsdpbench.reports.analysis import analyze
 from fsdpbench.reports.analysis.memory import memory_curve
-from fsdpbench.reports.analysis.timeline import stream_rows
+from fsdpbench.reports.pages.timeline import stream_rows
 from fsdpbench.reports.readers import read_trace
 
 # name: (kind, trusted, steps, collectives by type)

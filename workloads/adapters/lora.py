@@ -8,6 +8,16 @@ nothing else), adapters in fp32 with gradient and AdamW's moments (16 bytes).
 
 FLOPs: a frozen product costs its forward and the gradient of its input, and not that of its weight. What is
 before the first adapter, seen from the tokens, needs no gradient at all.
+
+Frozen weights may be in 4 bits, as QLoRA's (Dettmers et al. 2023, arXiv 2305.14314):
+
+    weight         uint8, [out, in / 2]       two weights a byte: numbers of the 16 levels of NF4
+    weight_scale   [out, in / 64]             the largest magnitude of each 64 weights of a row
+
+    y = x W^T,   W = LEVELS[number] * scale   made for the product, again for the input's gradient
+
+Both are frozen parameters of their own, sharded by rows as any other: half a byte a weight and a scale for 64
+of them (0.53 bytes with scales in bf16). The scales are not quantised once more.
 """
 
 from __future__ import annotations
@@ -16,16 +26,15 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.base.configuration.config import ShapeValue
-from fsdpbench.workloads.adapters.four_bit import FourBitProjection, block_of, four_bit_linear, reset_packed
-from fsdpbench.workloads.base import TRAINING_BYTES, Workload
+from fsdpbench.workloads.base import TRAINING_BYTES, BlockFlops, ForwardFlops, Workload
 from fsdpbench.workloads.decoder.experts import BufferRows, HasBuffers
-from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.inputs import Batch, Feed
 from fsdpbench.workloads.layers import ROUTERS, Projection, held, replace_projections
 from fsdpbench.workloads.shape import WorkloadError
@@ -41,13 +50,123 @@ _STAGES = {
 }
 """Inputs of a block's layers, in order: its own, attention's mixture, a norm of that, the hidden layer."""
 _ALPHA_OF_RANK = 2.0
+BLOCK = 64
+# NF4, the quantiles of a normal distribution: appendix E of the QLoRA paper.
+LEVELS = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+_RMS = (sum(level * level for level in LEVELS) / len(LEVELS)) ** 0.5
+
+_LIBRARY = torch.library.Library("fsdpbench_workloads", "DEF")
+
+_LIBRARY.define("dequantise_4bit(Tensor packed, Tensor scale) -> Tensor")
+
+
+def _dequantise(packed: Tensor, scale: Tensor) -> Tensor:
+    levels = torch.tensor(LEVELS, dtype=scale.dtype, device=scale.device)
+    numbers = torch.stack((packed >> 4, packed & 15), dim=-1)
+    weights = levels[numbers.int()].view(len(packed), scale.shape[1], -1)
+    return (weights * scale[..., None]).view(len(packed), -1)
+
+
+# An accelerator runs one kernel for it (bitsandbytes, torchao); a simulated one prices that.
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("dequantise_4bit", _dequantise, _key)
+_LIBRARY.impl("dequantise_4bit", lambda x, scale: scale.new_empty((x.shape[0], 2 * x.shape[1])), "Meta")
+
+
+def dequantise(packed: Tensor, scale: Tensor) -> Tensor:
+    """Return weights, [out, in] in the scales' dtype, of uint8 [out, in / 2] and scales [out, in / 64]."""
+    weights: Tensor = torch.ops.fsdpbench_workloads.dequantise_4bit(packed, scale)
+    return weights
+
+
+def quantise(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the nearest levels of `weight`, [out, in], packed, and their scales in `dtype`."""
+    blocks = weight.detach().float().view(len(weight), -1, block_of(weight.shape[1]))
+    scale = blocks.abs().amax(dim=-1).clamp_min(1e-12).to(dtype)
+    levels = torch.tensor(LEVELS, device=weight.device)
+    halfway = (levels[1:] + levels[:-1]) / 2
+    numbers = torch.bucketize(blocks / scale.float()[..., None], halfway).view(len(weight), -1)
+    return (numbers[:, ::2] * 16 + numbers[:, 1::2]).to(torch.uint8), scale
+
+
+def block_of(inputs: int) -> int:
+    """Return the weights that share a scale: 64, or fewer where rows are short.
+
+    Raises:
+        WorkloadError: a row does not divide into blocks of 8.
+    """
+    block = next((size for size in (BLOCK, 32, 16, 8) if inputs % size == 0), 0)
+    if not block:
+        raise WorkloadError(f"4-bit weights: a layer with {inputs} inputs does not divide into blocks of 8")
+    return block
+
+
+class FourBitProjection(Projection):
+    """A frozen linear layer in 4 bits, made of `base`; scales and bias in `dtype`."""
+
+    def __init__(self, base: Projection, dtype: torch.dtype) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.std = base.in_features, base.out_features, base.std
+        block = block_of(base.in_features)
+        if base.weight.device.type in ("cpu", "cuda"):
+            packed, scale = quantise(base.weight, dtype)
+        else:
+            packed = base.weight.new_empty((base.out_features, base.in_features // 2), dtype=torch.uint8)
+            scale = base.weight.new_empty((base.out_features, base.in_features // block), dtype=dtype)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.weight_scale = nn.Parameter(scale, requires_grad=False)
+        self.bias = base.bias
+
+    def reset_parameters(self) -> None:
+        """Draw levels evenly, and set the scale that gives them the layer's standard deviation."""
+        reset_packed(self.weight, self.weight_scale, self.std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return four_bit_linear(x, self.weight, self.weight_scale, self.bias)
+
+
+@torch.no_grad()
+def reset_packed(packed: Tensor, scale: Tensor, std: float) -> None:
+    """Draw levels in place, and set scales so that the weights have the standard deviation `std`."""
+    local = getattr(packed, "_local_tensor", packed)  # a shard has random bytes of its own
+    local.random_(0, 256)
+    scale.fill_(std / _RMS)
+
+
+def four_bit_linear(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute `F.linear` of x, [..., in], with weights in 4 bits."""
+    y: Tensor = _FourBitLinear.apply(x, packed, scale)
+    return y if bias is None else y + bias
+
+
+class _FourBitLinear(torch.autograd.Function):
+    """A linear function that keeps the packed weights for backward, not the dequantised ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+        """Return [..., out] of `x` [..., in] with packed 4-bit weights and their scales."""
+        ctx.save_for_backward(packed, scale)
+        return F.linear(x, dequantise(packed, scale))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        return gradient @ dequantise(*ctx.saved_tensors), None, None
 
 
 @dataclass(frozen=True)
 class Lora:
     """A choice of adapters: their `rank`, `targets` (`all` linear layers of the blocks, those of `attention`,
     or names joined by +), the dtype of frozen parameters, and whether the blocks' frozen linear layers are
-    in 4 bits (`four_bit.py`)."""
+    in 4 bits."""
 
     rank: int
     targets: str = ALL

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.base import VisionWorkload
+from fsdpbench.workloads.base import BlockFlops, ForwardFlops, VisionWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.inputs import CHANNELS
 from fsdpbench.workloads.layers import WEIGHT_STD, Projection
 from fsdpbench.workloads.losses import class_loss

@@ -27,9 +27,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.base import SampleWorkload, Shaped
+from fsdpbench.workloads.base import BlockFlops, ForwardFlops, SampleWorkload, Shaped
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.inputs import Batch, Feed, click_batches
 from fsdpbench.workloads.layers import Projection
 from fsdpbench.workloads.shape import ShapeError, check_divides, check_positive, check_word

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.base import NextTokenWorkload
+from fsdpbench.workloads.base import BlockFlops, NextTokenWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.flops import BlockFlops
 from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection
 from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
 from fsdpbench.workloads.rotations import positions

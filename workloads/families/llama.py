@@ -26,8 +26,8 @@ from fsdpbench.workloads import rotations
 from fsdpbench.workloads.base import NextTokenWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from fsdpbench.workloads.decoder.experts import DecoderFeedForward
+from fsdpbench.workloads.decoder.model import DecoderWorkload
 from fsdpbench.workloads.decoder.shape import DecoderShape
-from fsdpbench.workloads.decoder.workload import DecoderWorkload
 from fsdpbench.workloads.layers import WEIGHT_STD, DecoderNorm, Lookup, Projection
 from fsdpbench.workloads.losses import ComputesTokenLoss
 from fsdpbench.workloads.shape import ShapeError, check_divides, check_positive, check_word

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.base import Shaped, TokenWorkload
+from fsdpbench.workloads.base import BlockFlops, ForwardFlops, Shaped, TokenWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.inputs import Batch, Feed, token_rows
 from fsdpbench.workloads.layers import Lookup, Projection
 from fsdpbench.workloads.losses import ComputesTokenLoss

@@ -84,7 +84,7 @@ class EightBitLinear(torch.autograd.Function):
 
 
 def _of_weight(weight: Tensor) -> EightBits:
-    data = getattr(weight, "data8", None)  # gathered in fp8 (`systems/narrow_gathers.py`)
+    data = getattr(weight, "data8", None)  # gathered in fp8 (`systems/narrow.py`)
     return quantise(weight, E4M3) if data is None else EightBits(data, weight.inverse8)  # type: ignore[attr-defined]
 
 

@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdpbench.answers.advise.candidate import Candidate, Kind, place_of
-from fsdpbench.answers.advise.candidates import candidates
-from fsdpbench.answers.advise.edits import Edit, diff_of
-from fsdpbench.answers.advise.script_text import NoDiffError
+from fsdpbench.answers.advise.candidates import Candidate, Kind, candidates, place_of
+from fsdpbench.answers.advise.edits import Edit, NoDiffError, diff_of
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.engine.results.residuals.intervals import apart
 from fsdpbench.reports.result import Result

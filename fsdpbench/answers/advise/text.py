@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from fsdpbench.answers.advise.advisor import GROUPS, Advice, Tried
-from fsdpbench.answers.advise.candidate import Kind
+from fsdpbench.answers.advise.candidates import Kind
 
 _MOST_POSSIBLE = 6
 _MUCH = 0.1

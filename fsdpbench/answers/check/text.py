@@ -8,8 +8,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from fsdpbench.answers.check.compare import Change, Comparison, Verdict
-from fsdpbench.answers.check.diagnosis import Finding, diagnose
+from fsdpbench.answers.check.compare import Change, Comparison, Finding, Verdict, diagnose
 from fsdpbench.answers.check.metrics import METRICS
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.base.files.documents import to_json

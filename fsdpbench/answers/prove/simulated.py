@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fsdpbench.answers.advise.advisor import advise_script
-from fsdpbench.answers.advise.candidate import Kind
-from fsdpbench.answers.advise.gradients import gradients
-from fsdpbench.answers.check.compare import compare
-from fsdpbench.answers.check.diagnosis import diagnose
+from fsdpbench.answers.advise.candidates import Kind, gradients
+from fsdpbench.answers.check.compare import compare, diagnose
 from fsdpbench.answers.check.records.baseline import Baseline
 from fsdpbench.answers.check.records.sides import baseline_side, stored_side
 from fsdpbench.answers.check.text import shown_percent

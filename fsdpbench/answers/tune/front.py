@@ -12,7 +12,7 @@ from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.store import Store
 from fsdpbench.reports.pages.ranking import shared_ranks
 from fsdpbench.reports.result import Result
-from fsdpbench.sweep.repeats import first_run
+from fsdpbench.sweep.runner import first_run
 from fsdpbench.sweep.trials import Trial
 
 GOALS = {

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fsdpbench.answers.tune.front import Candidate, Goal, judged
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.engine.results.index import refresh_index
-from fsdpbench.engine.results.store import Store
+from fsdpbench.engine.results.store import Store, refresh_index
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.runner import run_sweep
 from fsdpbench.sweep.trials import PointState, Progress, jobs_for

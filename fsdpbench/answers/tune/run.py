@@ -23,8 +23,8 @@ from fsdpbench.answers.tune.unit_gain import UnitGain, gained
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.files.documents import to_json, to_toml
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.settings import show_value
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.provenance import content_key, nodes_of
 from fsdpbench.engine.results.store import Store
 from fsdpbench.sweep.prediction import as_simulated, cannot_fit

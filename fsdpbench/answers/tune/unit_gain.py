@@ -14,8 +14,8 @@ from typing import Any
 
 from fsdpbench.answers.tune.front import Candidate
 from fsdpbench.answers.tune.per_unit import Chosen, family_of
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.settings.values import is_mixed, spread
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.store import point_folder_name
 from fsdpbench.reports.analysis.activity import find_activity
 from fsdpbench.reports.analysis.memory import device_clock, memory_curve

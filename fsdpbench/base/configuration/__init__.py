@@ -1,7 +1,1 @@
-"""A configuration: its settings, its steps, its key. Imports nothing above it.
-
-    config.py          `Config`: model, system, device, world, settings; to JSON and back
-    numbers.py         limits of numbers that people type
-
-The other files are one option each.
-"""
+"""A configuration (`config.py`): its settings, its steps, its key; the other files are one option each."""

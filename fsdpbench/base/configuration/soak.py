@@ -1,15 +1,167 @@
-"""A soak: many steps on end, evaluation between them, to see what memory does over time (docs/lengths.md)."""
+"""A soak: many steps on end, evaluation between them, to see what memory does over time (docs/lengths.md).
+
+`--seq-lengths` says how long its sequences are, step by step:
+
+    lognormal:900,0.8,layout=packed,buckets=16,seed=1        drawn
+    lengths.txt,layout=padded,multiple=64                    as a file says, sample by sample
+
+A step has `batch` samples. *Padded*, its tensors are [batch, longest]; *packed*, the samples are one behind
+the other in a single row. No row is longer than `seq`: what is, is cut off there.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from fsdpbench.base.configuration.lengths import LengthSettings
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.numbers import finite_number, whole_number
+from fsdpbench.base.reading import UnreadableError, read_text
 
 MOST_STEPS = 100_000
+PADDED, PACKED = "padded", "packed"
+LAYOUTS = (PADDED, PACKED)
+MOST_LENGTHS = 1_000_000
+MOST_FILE_BYTES = 64 << 20
+_LOGNORMAL = "lognormal:"
+_KEYS = ("layout", "buckets", "multiple", "least", "seed")
+_HOW = "write lognormal:900,0.8 (mean tokens, sigma of the logarithm) or a file with one length a line"
+
+
+@dataclass(frozen=True)
+class LengthSettings:
+    """Lengths (of `mean` tokens and `sigma` of the logarithm, or `values` of a file), and a step's shape.
+
+    `buckets`: a step is padded up to the next of so many evenly spaced lengths. `multiple`: to a multiple.
+    Both 0 or 1: each step is as long as its samples. `least`: shorter samples are taken as long as this.
+    """
+
+    source: str
+    mean: float | None = None
+    sigma: float | None = None
+    values: tuple[int, ...] = ()
+    layout: str = PADDED
+    buckets: int = 0
+    multiple: int = 1
+    least: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise UsageError(f"--seq-lengths: layout={self.layout} is none of {', '.join(LAYOUTS)}")
+        if (self.mean is None) == (not self.values):
+            raise UsageError(f"--seq-lengths {self.source!r} says no lengths: {_HOW}")
+        if self.mean is not None and not (1 <= self.mean <= 1e9 and 0 <= (self.sigma or 0) <= 5):
+            raise UsageError(
+                f"--seq-lengths {self.source}: the mean must be from 1 to 1e9 tokens, sigma from 0 to 5"
+            )
+        for name, low, most in (("buckets", 0, 4096), ("multiple", 1, 1 << 20), ("least", 1, 1 << 30)):
+            if not low <= getattr(self, name) <= most:
+                raise UsageError(
+                    f"--seq-lengths: {name}={getattr(self, name)} must be from {low} to {most:,}"
+                )
+        if self.buckets and self.multiple > 1:
+            raise UsageError("--seq-lengths: name buckets or multiple, not both: each says what is padded to")
+
+    @classmethod
+    def parse(cls, text: str) -> LengthSettings:
+        """Read the text of `--seq-lengths`, as the module's head shows it. Raises `UsageError` that names
+        what is wrong, and how to write it."""
+        words = [word.strip() for word in text.split(",")]
+        sourced = [word for word in words if "=" not in word]
+        layout, numbers = PADDED, dict[str, int]()
+        for word in words:
+            name, equals, value = (part.strip() for part in word.partition("="))
+            if equals and name == "layout":
+                layout = value
+            elif equals:
+                numbers[name] = _read(name, value)
+        if not sourced or not sourced[0]:
+            raise UsageError(f"--seq-lengths {text!r} names no lengths: {_HOW}")
+        if sourced[0].startswith(_LOGNORMAL):
+            mean, sigma = _lognormal(sourced)
+            return cls(",".join(sourced), mean, sigma, values=(), layout=layout, **numbers)
+        if len(sourced) > 1:
+            raise UsageError(f"--seq-lengths: {sourced[1]!r} says nothing here; known are {', '.join(_KEYS)}")
+        path = Path(sourced[0])
+        return cls(path.name, values=read_lengths(path), layout=layout, mean=None, sigma=None, **numbers)
+
+    def to_text(self) -> str:
+        """Return the text that `parse` reads; of a file its name without the folder."""
+        fields = {spec.name: spec.default for spec in dataclasses.fields(self)}
+        words = [f"{name}={getattr(self, name)}" for name in _KEYS if getattr(self, name) != fields[name]]
+        return ",".join([self.source, *words])
+
+    def draws(self, stream: str) -> Iterator[int]:
+        """Yield lengths of samples without end, equal for equal seed and `stream` (training, evaluation)."""
+        if self.values:
+            while True:
+                yield from self.values
+        sigma = self.sigma or 0.0
+        centre = math.log(self.mean or 1.0) - sigma * sigma / 2  # so that `mean` is the mean
+        draw = random.Random(f"{self.seed} {stream}").gauss
+        while True:
+            yield max(1, round(math.exp(min(draw(centre, sigma), 40.0))))
+
+    def shape(self, lengths: list[int], longest: int) -> tuple[int, int]:
+        """Return rows and tokens a row of a step with samples of these lengths, at most `longest` each."""
+        taken = [max(length, self.least) for length in lengths]
+        if self.layout == PACKED:
+            return 1, self._padded(min(sum(taken), longest), longest)
+        return len(taken), self._padded(min(max(taken), longest), longest)
+
+    def _padded(self, length: int, most: int) -> int:
+        if self.buckets:
+            bucket = -(-length * self.buckets // most)
+            return -(-bucket * most // self.buckets)
+        return min(-(-length // self.multiple) * self.multiple, most)
+
+
+def _read(name: str, value: str) -> int:
+    if name not in _KEYS:
+        raise UsageError(f"--seq-lengths: unknown {name!r}; known are {', '.join(_KEYS)}")
+    try:
+        return whole_number(value, 0)
+    except ValueError as error:
+        raise UsageError(f"--seq-lengths: {name}={value}: {error}") from None
+
+
+def _lognormal(words: list[str]) -> tuple[float, float]:
+    numbers = [words[0].removeprefix(_LOGNORMAL), *words[1:]]
+    try:
+        mean, sigma = map(finite_number, numbers)
+    except ValueError:
+        raise UsageError(f"--seq-lengths {','.join(words)!r}: {_HOW}") from None
+    return mean, sigma
+
+
+def read_lengths(path: Path) -> tuple[int, ...]:
+    """Return the whole numbers in a file, one a line (blank lines do not count). Raises `UsageError`."""
+    try:
+        lines = read_text(path, MOST_FILE_BYTES).splitlines()
+    except UnreadableError as error:
+        raise UsageError(f"--seq-lengths {error}; {_HOW}") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(whole_number(line.strip(), 1))
+        except ValueError:
+            raise UsageError(
+                f"--seq-lengths {path}, line {number}: {line.strip()[:40]!r} is not a length "
+                "(a whole number from 1)"
+            ) from None
+    if not 1 <= len(found) <= MOST_LENGTHS:
+        raise UsageError(
+            f"--seq-lengths {path}: {len(found):,} lengths; from 1 to {MOST_LENGTHS:,} are taken"
+        )
+    return tuple(found)
 
 
 class StepShape(NamedTuple):

@@ -31,8 +31,8 @@ import msgspec
 from fsdpbench.base import interruption
 from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.files.documents import converted
-from fsdpbench.base.files.whole_files import move_new, write_new
 from fsdpbench.base.reading import UnreadableError, parse_json
+from fsdpbench.base.writing import move_new, write_new
 
 BEAT_S = 10.0
 SILENCE_S = 120.0

@@ -83,8 +83,7 @@ def command(
 def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
     """Return the verdict on Flight Recorder dumps, or on logs with time-outs, where these are some."""
     from fsdpbench.reports.analysis.flight_recorder import judge, judge_logs
-    from fsdpbench.reports.readers.flight_recorder import find_dumps
-    from fsdpbench.reports.readers.watchdog import find_logs
+    from fsdpbench.reports.readers.flight_recorder import find_dumps, find_logs
 
     dumps = find_dumps(paths)
     if dumps:

@@ -58,10 +58,9 @@ def build_command(
     extent = _extent(models, hardware, gpus, small)
     fork_server.start("sim")
     from fsdpbench.answers.atlas.answers import answered
-    from fsdpbench.answers.atlas.lookup import FILE
+    from fsdpbench.answers.atlas.lookup import FILE, write_pages
     from fsdpbench.answers.atlas.space import build, cells
-    from fsdpbench.answers.atlas.words import write_pages
-    from fsdpbench.base.files.whole_files import write_whole
+    from fsdpbench.base.writing import write_whole
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.engine.results.store import disk_errors
 
@@ -94,8 +93,7 @@ def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: boo
     """Show the best settings of a model on a number of GPUs, from a built atlas. Nothing is run."""
     import msgspec
 
-    from fsdpbench.answers.atlas.lookup import find, read_atlas
-    from fsdpbench.answers.atlas.words import lines
+    from fsdpbench.answers.atlas.lookup import find, lines, read_atlas
 
     atlas = read_atlas(place)
     cell = find(atlas, model, hardware, gpus)

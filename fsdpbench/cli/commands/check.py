@@ -130,10 +130,9 @@ def command(
         show_history(read_history(baseline, stored_side(folder) if folder else None), form, output)
         return
     from fsdpbench.answers.check.compare import compare
-    from fsdpbench.answers.check.export import export
-    from fsdpbench.answers.check.records.baseline import Baseline
+    from fsdpbench.answers.check.history import export
+    from fsdpbench.answers.check.records.baseline import Baseline, require_alike
     from fsdpbench.answers.check.records.sides import absent_of, baseline_side, stored_side
-    from fsdpbench.answers.check.records.surroundings import require_alike
     from fsdpbench.answers.check.thresholds import read_thresholds
 
     loaded = Baseline.read(baseline) if baseline is not None else None
@@ -160,8 +159,7 @@ def command(
 
 
 def _write_noise(side: Side, path: Path | None) -> None:
-    from fsdpbench.answers.check.noise import measure_noise
-    from fsdpbench.answers.check.thresholds import read_thresholds
+    from fsdpbench.answers.check.thresholds import measure_noise, read_thresholds
 
     known = read_thresholds(path if path is not None and path.exists() else None)
     if side.absent:
@@ -267,9 +265,9 @@ def compare_command(before: Path, after: Path, thresholds: Path | None, form: st
     enough. Two configuration folders of one sweep are compared even if their settings differ.
     """
     from fsdpbench.answers.check.compare import compare
-    from fsdpbench.answers.check.export import export
+    from fsdpbench.answers.check.history import export
+    from fsdpbench.answers.check.records.baseline import require_alike
     from fsdpbench.answers.check.records.sides import absent_of, notes_on, paired, read_side, require_common
-    from fsdpbench.answers.check.records.surroundings import require_alike
     from fsdpbench.answers.check.thresholds import read_thresholds
 
     allowed = read_thresholds(thresholds)

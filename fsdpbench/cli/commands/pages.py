@@ -295,9 +295,8 @@ def _side_by_side(folders: tuple[Path, ...], output: Path | None, form: str) -> 
 
 
 def _one(folder: Path, output: Path | None, form: str) -> None:
-    from fsdpbench.base.files.whole_files import write_whole
-    from fsdpbench.engine.results.index import refresh_index
-    from fsdpbench.engine.results.store import REPORT_FILE, Store
+    from fsdpbench.base.writing import write_whole
+    from fsdpbench.engine.results.store import REPORT_FILE, Store, refresh_index
     from fsdpbench.reports.pages import write_csv, write_json, write_markdown, write_report
 
     with written(output or folder):

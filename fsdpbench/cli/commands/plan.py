@@ -15,6 +15,7 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.commands.sweep import announced, request_from
 from fsdpbench.cli.output import make_console, show, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
+from fsdpbench.cli.terminal import units
 from fsdpbench.cli.terminal.by_count import (
     Budget,
     Row,
@@ -26,15 +27,6 @@ from fsdpbench.cli.terminal.by_count import (
     rows_by_count,
 )
 from fsdpbench.cli.terminal.table import Column, print_table, shared_words
-from fsdpbench.cli.terminal.units import (
-    compiled_words,
-    interval_lines,
-    is_shared,
-    plus_minus,
-    settings_of,
-    words_of,
-)
-from fsdpbench.cli.terminal.units import each as each_of
 from fsdpbench.cli.values import MOST_JOBS, SectionedCommand, help_all_option, whole
 from fsdpbench.launch import fork_server
 
@@ -99,7 +91,9 @@ def command(
         return
     _print(plan.points, plan.notes, foreseen, budget)
     if advice is not None:
-        show("\n".join((f"Nothing fits. Of {words_of(advice.as_it_is.config)}:", *change_lines(advice))))
+        show(
+            "\n".join((f"Nothing fits. Of {units.words_of(advice.as_it_is.config)}:", *change_lines(advice)))
+        )
     if len(by_count) > 1:
         print_rows(by_count, budget)
     print_endured(by_count)
@@ -204,13 +198,13 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, bu
     console = make_console()
     if foreseen is None:
         numbers = [str(number) for number in range(1, len(points) + 1)]
-        print_table(console, numbers, [settings_of(config) for config in points], [])
+        print_table(console, numbers, [units.settings_of(config) for config in points], [])
     else:
         _print_predicted(console, foreseen, budget)
     console.print()
     for note in notes:
         console.print(Text(note))
-    how = compiled_words(config.settings.compile for config in points)
+    how = units.compiled_words(config.settings.compile for config in points)
     console.print(Text(f"{len(points)} configurations, {how}", style="bold"), end="")
     if foreseen is None:
         console.print()
@@ -226,7 +220,7 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, bu
     )
     risky = any(each.risky for each in foreseen.predictions)
     intervals = (each.interval for each in foreseen.predictions)
-    for line in interval_lines(intervals, shared=is_shared(foreseen.ranks), risky=risky):
+    for line in units.interval_lines(intervals, shared=units.is_shared(foreseen.ranks), risky=risky):
         console.print(Text(line))
 
 
@@ -235,10 +229,10 @@ def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> No
     shown = [(found, rank) for found, rank in ranks if found.fits]
     if shown:
         best = _recommended(shown)
-        line = f"{words_of(best.config)}; {len(shown)} of {len(foreseen.predictions)} fit"
+        line = f"{units.words_of(best.config)}; {len(shown)} of {len(foreseen.predictions)} fit"
         console.print(Text(f"Fastest that fits{' (risky)' * best.risky}: {line}", style="bold"))
         figures = _figures([found for found, _ in shown], budget)
-        rows = [settings_of(found.config) for found, _ in shown]
+        rows = [units.settings_of(found.config) for found, _ in shown]
         print_table(console, [rank for _, rank in shown], rows, figures)
     for line in _unfit_lines(foreseen):
         console.print(Text(line))
@@ -255,7 +249,7 @@ def _recommended(shown: Sequence[tuple[Prediction, str]]) -> Prediction:
 def _figures(found: list[Prediction], budget: Budget) -> list[Column]:
     """Return columns of throughput, days and cost where asked, step, peak, and retries if there are any."""
     rows = [row_of(each.config, each.throughput, budget) if each.throughput else None for each in found]
-    unit = f"{_unit(found[0].config)} /s/{each_of(found[0].config.device)}" if found else ""
+    unit = f"{_unit(found[0].config)} /s/{units.each(found[0].config.device)}" if found else ""
     peaks = [
         "-"
         if each.peak_reserved_bytes is None
@@ -263,7 +257,7 @@ def _figures(found: list[Prediction], budget: Budget) -> list[Column]:
         for each in found
     ]
     steps = [
-        "-" if each.step_time_s is None else f"{each.step_time_s * 1e3:,.1f}{plus_minus(each.interval)}"
+        "-" if each.step_time_s is None else f"{each.step_time_s * 1e3:,.1f}{units.plus_minus(each.interval)}"
         for each in found
     ]
     columns = [Column(unit, [f"{each.throughput:,.0f}" if each.throughput else "-" for each in found])]
@@ -293,15 +287,15 @@ def _unfit_lines(foreseen: Forecast) -> Iterator[str]:
     for same in kinds.values():
         first, others = same[0], f" and {len(same) - 1} more" if same[1:] else ""
         reason = ". ".join((first.reason or "").split(". ")[:2])
-        yield f"cannot fit: {words_of(first.config)}{others}: {reason}"
+        yield f"cannot fit: {units.words_of(first.config)}{others}: {reason}"
         if fitting_ones:
-            nearest = min((_distance(first.config, each), words_of(each)) for each in fitting_ones)[1]
+            nearest = min((_distance(first.config, each), units.words_of(each)) for each in fitting_ones)[1]
             yield f"  the nearest that fits: {nearest}"
 
 
 def _distance(one: Config, other: Config) -> tuple[int, float]:
     """Return the number of settings that differ, and how far the batches are apart."""
-    first, second = settings_of(one), settings_of(other)
+    first, second = units.settings_of(one), units.settings_of(other)
     batches = [one.settings.batch, other.settings.batch]
     return sum(first[name] != second[name] for name in first), max(batches) / min(batches)
 

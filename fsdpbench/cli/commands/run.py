@@ -59,8 +59,7 @@ soak_options = grouped(
 
 def with_soak(config: Config, options: Mapping[str, Any]) -> Config:
     """Return `config` with the soak that `options` ask for, untraced. Raises `UsageError` without --soak."""
-    from fsdpbench.base.configuration.lengths import LengthSettings
-    from fsdpbench.base.configuration.soak import SoakSettings
+    from fsdpbench.base.configuration.soak import LengthSettings, SoakSettings
 
     if options.get("soak") is None:
         for name in _WITH_SOAK:

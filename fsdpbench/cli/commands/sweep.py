@@ -18,6 +18,7 @@ from fsdpbench.base.errors import BenchError, ExitCode, UsageError
 from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.base.settings import SETTINGS
+from fsdpbench.cli import values
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.requests.options import (
     asks_to_compile,
@@ -38,16 +39,6 @@ from fsdpbench.cli.terminal.by_count import (
     rows_by_count,
 )
 from fsdpbench.cli.terminal.units import compiled_words
-from fsdpbench.cli.values import (
-    MOST_JOBS,
-    MOST_RUNS,
-    MOST_SECONDS,
-    PossiblePath,
-    SectionedCommand,
-    grouped,
-    help_all_option,
-    whole,
-)
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
@@ -60,14 +51,14 @@ if TYPE_CHECKING:
     from fsdpbench.sweep.trials import Pool
 
 
-launcher_options = grouped(
+launcher_options = values.grouped(
     click.option("--launcher", type=click.Choice(["local", "torchrun", "slurm"]), default="local"),
-    click.option("--nnodes", type=whole(most=MOST_GPUS)),
-    click.option("--node-rank", type=whole(0, MOST_GPUS)),
+    click.option("--nnodes", type=values.whole(most=MOST_GPUS)),
+    click.option("--node-rank", type=values.whole(0, MOST_GPUS)),
     click.option("--rdzv-endpoint", metavar="HOST:PORT"),
     click.option("--partition"),
     click.option("--account"),
-    click.option("--time", "time_minutes", type=whole(most=MOST_SECONDS // 60)),
+    click.option("--time", "time_minutes", type=values.whole(most=values.MOST_SECONDS // 60)),
 )
 """`--launcher`, and the options of each launcher."""
 
@@ -132,15 +123,15 @@ def _nodes(options: Mapping[str, Any], gpus: list[int]) -> Nodes:
 _PATIENCE_S = 300.0
 
 
-@click.command("sweep", cls=SectionedCommand)
-@help_all_option
+@click.command("sweep", cls=values.SectionedCommand)
+@values.help_all_option
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
 @launcher_options
-@click.option("-o", "--output", type=PossiblePath())
-@click.option("--jobs", type=whole(most=MOST_JOBS))
-@click.option("--repeat", type=whole(most=MOST_RUNS), default=1)
+@click.option("-o", "--output", type=values.PossiblePath())
+@click.option("--jobs", type=values.whole(most=values.MOST_JOBS))
+@click.option("--repeat", type=values.whole(most=values.MOST_RUNS), default=1)
 @click.option("--retry-failed", is_flag=True)
 @click.option("--fail-fast", is_flag=True)
 @sanitize_option

@@ -21,16 +21,8 @@ from fsdpbench.cli.requests.options import (
     space_options,
     target_options,
 )
+from fsdpbench.cli.terminal import units
 from fsdpbench.cli.terminal.table import Column, print_table, shared_words
-from fsdpbench.cli.terminal.units import (
-    compiled_words,
-    goal_unit,
-    interval_lines,
-    is_shared,
-    plus_minus,
-    settings_of,
-    words_of,
-)
 from fsdpbench.cli.values import (
     MOST_RUNS,
     MOST_SECONDS,
@@ -164,22 +156,22 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
         tell("")
     device = answer.front[0].config.device
     places = ranks(answer.front)
-    rows = [settings_of(candidate.config) for candidate in answer.front]
-    speeds = [f"{candidate.speed:,.4g}{plus_minus(candidate.interval)}" for candidate in answer.front]
-    figures = [Column(goal_unit(goal.name, device).replace("/", " /", 1), speeds)]
+    rows = [units.settings_of(candidate.config) for candidate in answer.front]
+    speeds = [f"{candidate.speed:,.4g}{units.plus_minus(candidate.interval)}" for candidate in answer.front]
+    figures = [Column(units.goal_unit(goal.name, device).replace("/", " /", 1), speeds)]
     if any(candidate.memory is not None for candidate in answer.front):
         memory = [f"{(each.memory or 0) / 2**30:.1f}{' risky' * each.risky}" for each in answer.front]
         figures.append(Column("peak, GiB", memory))
     print_table(console, shared_words(places), rows, figures)
-    least = ": of these take the one with the least memory" if is_shared(places) else None
+    least = ": of these take the one with the least memory" if units.is_shared(places) else None
     risky = any(each.risky for each in answer.front)
-    for line in interval_lines((each.interval for each in answer.front), shared=least, risky=risky):
+    for line in units.interval_lines((each.interval for each in answer.front), shared=least, risky=risky):
         console.print(Text(line))
     console.print()
     best = answer.front[0].config
     simulated = f"Simulated on {best.hardware}: " if device == "sim" else ""
-    how = compiled_words([best.settings.compile])
-    console.print(Text(f"{simulated}best is {words_of(best)}, {how}", style="bold"))
+    how = units.compiled_words([best.settings.compile])
+    console.print(Text(f"{simulated}best is {units.words_of(best)}, {how}", style="bold"))
     if answer.per_unit is not None:
         console.print(Text(answer.per_unit.words))
     console.print(_tried(answer, points), highlight=False, soft_wrap=not console.is_terminal)

@@ -19,10 +19,8 @@ import pytest
 
 from fsdpbench.answers.check.compare import Change, Comparison, Verdict, compare
 from fsdpbench.answers.check.metrics import METRICS, Unusable, checked, figure_from
-from fsdpbench.answers.check.records.baseline import Baseline
+from fsdpbench.answers.check.records.baseline import Baseline, check_names, require_alike, strictly
 from fsdpbench.answers.check.records.sides import Side, baseline_side, flaws_of, require_common, side_of
-from fsdpbench.answers.check.records.strict import check_names, strictly
-from fsdpbench.answers.check.records.surroundings import require_alike
 from fsdpbench.answers.check.text import changes_text
 from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.base.errors import BenchError, UsageError, unknown

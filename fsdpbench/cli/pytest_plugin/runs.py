@@ -18,8 +18,8 @@ from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import FunctionSource
 from fsdpbench.base.errors import BenchError, UsageError, unknown
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import MIB, read_tail
+from fsdpbench.base.writing import write_whole
 from fsdpbench.cli.commands.run import command
 from fsdpbench.cli.pytest_plugin import judging
 from fsdpbench.cli.requests.script_request import script_config

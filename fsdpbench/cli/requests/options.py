@@ -11,30 +11,23 @@ import click
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.reading import read_toml
 from fsdpbench.base.settings import SETTINGS, TRUE_WORDS, Value, read_list, setting_named
-from fsdpbench.cli.requests.completion import (
-    assignments,
-    hardware_names,
-    model_names,
-    proposals,
-    software_names,
-    system_names,
-    values_of,
-)
+from fsdpbench.cli.requests import completion
+from fsdpbench.cli.requests.completion import assignments
 from fsdpbench.cli.values import MOST_SECONDS, F, Positive, grouped, whole
 from fsdpbench.sweep.spaces.space_file import read_space
 
 sanitize_option = click.option("--sanitize", is_flag=True, default=None)
 
 target_options = grouped(
-    click.option("--model", shell_complete=proposals(model_names)),
+    click.option("--model", shell_complete=completion.proposals(completion.model_names)),
     click.option("--hf-config", metavar="PATH"),
     click.option("--shape"),
-    click.option("--system", shell_complete=proposals(system_names)),
+    click.option("--system", shell_complete=completion.proposals(completion.system_names)),
     click.option("--device", default=None),
-    click.option("--hardware", shell_complete=proposals(hardware_names)),
+    click.option("--hardware", shell_complete=completion.proposals(completion.hardware_names)),
     click.option("--nic-gb-s", type=Positive(1e6), default=None, metavar="GB/S"),
     click.option("--emulate", is_flag=True, default=None, hidden=True),
-    click.option("--software", shell_complete=proposals(software_names)),
+    click.option("--software", shell_complete=completion.proposals(completion.software_names)),
     click.option("--gpus", default=None),
     click.option("--gpus-per-node", type=whole()),
     click.option("--gpus-used-per-node", type=whole()),
@@ -66,7 +59,7 @@ def setting_options(many: bool) -> Callable[[F], F]:
                 setting.name,
                 default=None,
                 metavar="V,V" if many else "V",
-                shell_complete=proposals(values_of(setting.name)),
+                shell_complete=completion.proposals(completion.values_of(setting.name)),
                 help=setting.help(many),
             )(function)
         return click.option(

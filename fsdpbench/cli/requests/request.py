@@ -16,8 +16,7 @@ from fsdpbench.engine.results.provenance import node_stated
 from fsdpbench.sweep.hf_model import parse_shape, usual_settings, with_hf_model
 from fsdpbench.sweep.planning import Target, check_device, check_systems, make_config, make_target
 from fsdpbench.sweep.spaces.presets import CHECKPOINTING, Preset, get_preset, of_what_is_named
-from fsdpbench.sweep.spaces.rules import Rule, parse_exclude, parse_when, read_rule
-from fsdpbench.sweep.spaces.space import Plan, Space, expand
+from fsdpbench.sweep.spaces.space import Plan, Rule, Space, expand, parse_exclude, parse_when, read_rule
 from fsdpbench.sweep.spaces.space_file import read_space
 
 DEFAULT_GPUS = 8
@@ -292,7 +291,7 @@ def with_fitting_batches(
     wanted = request.preset == "default" and CHECKPOINTING in request.of_preset and "batch" not in space.lists
     if not wanted or request.target.device != "sim":
         return request
-    from fsdpbench.sweep.fitting import fitting_batches
+    from fsdpbench.sweep.prediction import fitting_batches
     from fsdpbench.sweep.trials import jobs_for
 
     fitting = fitting_batches(space, jobs or jobs_for("sim"), tell, kept)

@@ -16,7 +16,7 @@ from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.terminal.units import best_words, compiled_words, each, headline, plus_minus, words_of
 from fsdpbench.engine.results.residuals.widths import Unknown
-from fsdpbench.launch.used_time import PointState
+from fsdpbench.launch.pool import PointState
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.trials import Progress
 

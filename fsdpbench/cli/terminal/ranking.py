@@ -13,12 +13,11 @@ from fsdpbench.base.reading import printable
 from fsdpbench.cli.output import make_console
 from fsdpbench.cli.terminal.table import Column, draw, fitting, setting_columns, shared_words
 from fsdpbench.cli.terminal.units import interval_lines
-from fsdpbench.reports.pages import best_lines, load_run
+from fsdpbench.reports.pages import best_lines, load_run, ranking
+from fsdpbench.reports.pages.comparisons import Ratio, differences, ratios
 from fsdpbench.reports.pages.display import NOTHING, percent
-from fsdpbench.reports.pages.ranking import Metric, Ranked, chosen, is_risky, metric_of, paired, rank
-from fsdpbench.reports.pages.ranking_table import Shown, figures
+from fsdpbench.reports.pages.ranking import figures
 from fsdpbench.reports.pages.recommendation import endings
-from fsdpbench.reports.pages.side_by_side import Ratio, differences, ratios
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import Cause
 
@@ -33,7 +32,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     """Print the ranking of the run in `folder`. `ran`, `already_done`: numbers of configurations."""
     view = load_run(folder)
     console = make_console()
-    entries = sorted(rank(view), key=_order)
+    entries = sorted(ranking.rank(view), key=_order)
     listed = entries[:_MOST_ROWS] if console.is_terminal else entries
     for line in best_lines(view):
         console.print(Text(line, style="bold"), soft_wrap=not console.is_terminal)
@@ -42,7 +41,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     settings = setting_columns(
         [entry.row.settings for entry in entries], [entry.row.settings for entry in listed]
     )
-    figures = _figures(metric_of(view), listed, entries) if entries else []
+    figures = _figures(ranking.metric_of(view), listed, entries) if entries else []
     columns, base = fitting(Column("#", shared[: len(listed)]), settings, figures, console.width)
     console.print(draw(columns, [entry.row.status is not Status.OK for entry in listed]))
     if len(entries) > len(listed):
@@ -62,22 +61,24 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     )
 
 
-def _order(entry: Ranked) -> tuple[bool, int, bool, int]:
+def _order(entry: ranking.Ranked) -> tuple[bool, int, bool, int]:
     """Return what sorts a row: by rank; of one rank torch's before ours."""
     ours = entry.row.system.startswith("impl-")
     return entry.rank is None, entry.rank or 0, ours, entry.place or 0
 
 
-def _figures(metric: Metric, entries: Sequence[Ranked], ranked: Sequence[Ranked]) -> list[Column]:
+def _figures(
+    metric: ranking.Metric, entries: Sequence[ranking.Ranked], ranked: Sequence[ranking.Ranked]
+) -> list[Column]:
     """Return columns of figures; a row without figures has its status in the first."""
     first, *rest = figures(metric)
-    found = chosen(ranked)
+    found = ranking.chosen(ranked)
     best = found.torchs or found.ours or ranked[0]
 
-    def column(figure: Shown) -> Column:
+    def column(figure: ranking.Shown) -> Column:
         is_memory = figure.name.startswith("reserved")  # what may not fit is marked
         cells = [
-            figure.text(figure.value(row)) + " risky" * (is_memory and is_risky(row))
+            figure.text(figure.value(row)) + " risky" * (is_memory and ranking.is_risky(row))
             if row.status is Status.OK
             else ""
             for row in (entry.row for entry in entries)
@@ -89,7 +90,8 @@ def _figures(metric: Metric, entries: Sequence[Ranked], ranked: Sequence[Ranked]
         for entry in entries
     ]
     behind = [
-        paired(entry, best).brief if entry.throughput and entry is not best else "" for entry in entries
+        ranking.paired(entry, best).brief if entry.throughput and entry is not best else ""
+        for entry in entries
     ]
     columns = [
         Column(first.name.replace("/", " /", 1), speeds),
@@ -131,10 +133,10 @@ def _warnings(row: Configuration) -> list[str]:
     return [printable(text) for text in row.result.warnings]
 
 
-def _print_intervals(console: Console, entries: Sequence[Ranked], shared: Sequence[str]) -> None:
+def _print_intervals(console: Console, entries: Sequence[ranking.Ranked], shared: Sequence[str]) -> None:
     """Print what the intervals are, and what makes them wide."""
     intervals = [entry.row.result.stored("interval") for entry in entries]
-    risky = any(is_risky(entry.row) for entry in entries)
+    risky = any(ranking.is_risky(entry.row) for entry in entries)
     console.print()
     for line in interval_lines(intervals, shared=any("=" in each for each in shared), risky=risky):
         console.print(line, highlight=False)

@@ -47,7 +47,7 @@ class Column:
 
 def setting_columns(rows: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[str, Any]]) -> list[Column]:
     """Return a column for each setting that differs among `rows`, with the cells of those `shown`."""
-    from fsdpbench.reports.pages.words import header, in_table, phrase, varying  # it loads numpy
+    from fsdpbench.reports.pages.display import header, in_table, phrase, varying  # it loads numpy
 
     return [
         Column(

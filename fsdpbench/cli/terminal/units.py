@@ -68,7 +68,7 @@ def settings_of(config: Config) -> dict[str, object]:
 
 def words_of(config: Config) -> str:
     """Return a configuration in words: its system, its batch, and the settings that are not the defaults."""
-    from fsdpbench.reports.pages.words import phrase  # it loads numpy
+    from fsdpbench.reports.pages.display import phrase  # it loads numpy
 
     settings = config.settings.to_dict()
     said = [config.system] + ([f"batch {settings['batch']}"] if settings.get("batch") else [])

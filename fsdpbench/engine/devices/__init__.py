@@ -12,10 +12,6 @@ def make_device(config: Config, placement: Placement) -> Device:
         from fsdpbench.engine.devices.sim import SimDevice
 
         return SimDevice(config, placement)
-    if config.device == "cpu":
-        from fsdpbench.engine.devices.cpu import CpuDevice
+    from fsdpbench.engine.devices.real import CpuDevice, CudaDevice
 
-        return CpuDevice(config, placement)
-    from fsdpbench.engine.devices.cuda import CudaDevice
-
-    return CudaDevice(config, placement)
+    return (CpuDevice if config.device == "cpu" else CudaDevice)(config, placement)

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from fsdpbench.base.files.documents import read_json_object, to_json
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import UnreadableError
+from fsdpbench.base.writing import write_whole
 from fsdpbench.reports.rank_record import RankRecord as RankRecord
 from fsdpbench.reports.result import Status as Status
 

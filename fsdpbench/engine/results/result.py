@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import JsonObject, one_line
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.provenance import environment
 from fsdpbench.engine.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.engine.results.residuals.intervals import interval_of

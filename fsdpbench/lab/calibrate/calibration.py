@@ -23,14 +23,18 @@ import torch.distributed as dist
 
 from fsdpbench.base.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.base.files.documents import to_toml
-from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.devices.detection import peak_flops_of
-from fsdpbench.lab.calibrate.attention_rates import measure_attention
 from fsdpbench.lab.calibrate.host_costs import NOT_MEASURED, measure_host, measure_host_link
+from fsdpbench.lab.calibrate.kernel_rates import (
+    Fit,
+    measure_attention,
+    measure_bandwidth,
+    measure_gemm,
+    peak_bandwidth,
+)
 from fsdpbench.lab.calibrate.links import measure_contention, measure_nic, measure_nvlink
 from fsdpbench.lab.calibrate.machine import Machine
-from fsdpbench.lab.calibrate.matrix_products import Fit, measure_gemm
-from fsdpbench.lab.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, profile_names
 from fsdpbench.sim.model.sections import DTYPES, GIB, MIB, ContentionProfile
 

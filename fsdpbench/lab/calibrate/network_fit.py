@@ -29,7 +29,7 @@ from scipy.optimize import least_squares
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import to_toml
-from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.writing import write_whole
 from fsdpbench.lab.calibrate.calibration import Calibration
 from fsdpbench.lab.calibrate.nccl_tests import Point
 from fsdpbench.sim.model.network import Network

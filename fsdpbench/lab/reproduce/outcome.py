@@ -1,7 +1,10 @@
-"""The outcome of a figure: each point published and simulated, the band of other settings, its claims."""
+"""The outcome of a figure: each point published and simulated, the band of other settings, its claims;
+and all of it as JSON values, the file beside the page."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +12,24 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from fsdpbench.engine.results.provenance import versions
 from fsdpbench.engine.results.records import Status
-from fsdpbench.lab.reproduce.claims import LEAST_RATIO, Bounds, Claim, Kind, Place
-from fsdpbench.lab.reproduce.figure import PaperFigure, Point, Variant
-from fsdpbench.lab.reproduce.run import Runs
+from fsdpbench.lab.reproduce.figure import (
+    LEAST_RATIO,
+    Bounds,
+    Claim,
+    Kind,
+    PaperFigure,
+    Place,
+    Point,
+    Variant,
+)
+from fsdpbench.lab.reproduce.run import Runs, TracedRun
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Case, Figure
 
 Values = Mapping[tuple[str, Place], float | None]
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -206,3 +219,81 @@ def counted(outcomes: Sequence[Outcome]) -> dict[Verdict, int]:
     """Return the number of claims of each verdict."""
     found = Counter(claim.verdict for outcome in outcomes for claim in outcome.claims)
     return {verdict: found[verdict] for verdict in Verdict}
+
+
+def as_dict(
+    publication: str, outcomes: Sequence[Outcome], traced: Sequence[Sequence[Sequence[TracedRun]]]
+) -> dict[str, object]:
+    """Every figure with its points, claims, variants and traces."""
+    return {
+        "schema": SCHEMA,
+        "publication": publication,
+        "simulated": True,
+        "versions": versions(),
+        "claims": {verdict.name.lower(): count for verdict, count in counted(outcomes).items()},
+        "figures": [_figure(outcome, runs) for outcome, runs in zip(outcomes, traced, strict=True)],
+    }
+
+
+def _claim(each: Judged) -> dict[str, object]:
+    return {
+        "words": each.claim.words,
+        "kind": each.claim.kind.name.lower(),
+        "least": each.bounds.low,
+        "most": each.bounds.high if math.isfinite(each.bounds.high) else None,
+        "published": each.published,
+        "simulated": each.simulated,
+        "other_settings": list(each.others),
+        "verdict": each.verdict.name.lower(),
+        "same_direction": each.same_direction,
+        "set_from_it": each.claim.taken or None,
+    }
+
+
+def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str, object]:
+    figure, words = outcome.figure, outcome.figure.words
+    return {
+        "name": figure.name,
+        "title": words.title,
+        "shows": words.shows,
+        "source": figure.about.source,
+        "read": figure.about.read,
+        "unit": figure.about.unit,
+        "assumed": list(words.assumed),
+        "settings_published": not figure.is_open,
+        "mean_error": outcome.mean_error,
+        "mean_errors": outcome.mean_errors,
+        "worst_error": outcome.worst_error,
+        "points": [
+            {
+                "series": each.point.series,
+                "x": each.point.x,
+                "published": each.point.published,
+                "simulated": each.value,
+                "status": each.status.value,
+                "error": each.error,
+                "interval": each.interval,
+                "band": each.band,
+            }
+            for each in outcome.points
+        ],
+        "variants": [
+            {
+                "words": each.variant.words,
+                "contradicts": each.variant.contradicts or None,
+                "mean_error": each.mean_error,
+                "mean_error_assumed": outcome.mean_error_of(each),
+                "points": [
+                    {"series": series, "x": x, "simulated": value}
+                    for (series, x), value in each.values.items()
+                ],
+            }
+            for each in outcome.tried
+        ],
+        "claims": [_claim(each) for each in outcome.claims],
+        "differs": words.differs or None,
+        "contrasts": [
+            {"why": why, "runs": [{"words": run.words, **dataclasses.asdict(run.facts)} for run in runs]}
+            for why, runs in zip(words.why, traced, strict=True)
+        ],
+    }

@@ -1,21 +1,39 @@
-"""The offline page: one section a figure, with chart, claims, assumptions and the trace that explains it."""
+"""The offline page: one section a figure, with chart, claims, assumptions and the trace that explains it.
+
+A figure is drawn as the publication draws it. Published values are filled and joined by solid lines,
+simulated ones are hollow and dotted; behind them is the band of other settings that may have been the
+publication's.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fsdpbench.engine.results.provenance import versions
-from fsdpbench.lab.reproduce.charts import chart_of, number
-from fsdpbench.lab.reproduce.claims import LEAST_LEVEL, LEAST_RATIO, PART_OF_EFFECT, Kind
-from fsdpbench.lab.reproduce.outcome import Judged, Outcome, Verdict, counted
-from fsdpbench.lab.reproduce.traced import TracedRun, summed_up
+from fsdpbench.engine.results.records import Status
+from fsdpbench.lab.reproduce.figure import LEAST_LEVEL, LEAST_RATIO, PART_OF_EFFECT, Drawing, Kind
+from fsdpbench.lab.reproduce.outcome import Judged, Outcome, Simulated, Verdict, counted
+from fsdpbench.lab.reproduce.run import TracedRun, summed_up
 from fsdpbench.reports.pages import shell
-from fsdpbench.reports.pages.display import NOTHING, percent
-from fsdpbench.reports.pages.whole_run import Table
+from fsdpbench.reports.pages.display import NOTHING, percent, signed_percent
+from fsdpbench.reports.pages.whole_run import Chart, Table, axis, error_bars, scatter
 
 _SCRIPTS = (f"{shell.ASSETS}/theme.js", f"{shell.ASSETS}/timeline.js", "lab/reproduce/page.js")
+_COLOURS = (
+    ("var(--compute)", "var(--overlapped)"),
+    ("var(--exposed)", "var(--other-soft)"),
+    ("var(--allreduce)", "var(--allreduce-soft)"),
+    ("var(--reduce)", "var(--reduce-soft)"),
+    ("var(--gather)", "var(--gather-soft)"),
+    ("var(--copy)", "var(--idle)"),
+)
+_ENDED = {Status.OOM: "out of memory", Status.OK: ""}
+_BAND = "other plausible settings"
+_ROOM = 1.5
+"""How far above the highest value the picture may reach for the band."""
 
 
 def write_page(
@@ -132,3 +150,161 @@ def _summary(outcomes: Sequence[Outcome]) -> Table:
 def _range_of(errors: Sequence[float]) -> str:
     """Mean errors under all plausible settings."""
     return f"{percent(min(errors), 0)} to {percent(max(errors), 0)}" if len(errors) > 1 else ""
+
+
+def chart_of(outcome: Outcome) -> Chart | None:
+    """The chart of a figure; None where the publication gives no values."""
+    if not outcome.points:
+        return None
+    figure = outcome.figure
+    lines = figure.drawing is Drawing.LINES
+    data: list[dict[str, object]] = []
+    for index, series in enumerate(dict.fromkeys(each.point.series for each in outcome.points)):
+        points = [each for each in outcome.points if each.point.series == series]
+        colours = _COLOURS[index % len(_COLOURS)]
+        data += _lines(series, points, colours) if lines else _bars(series, points, colours)
+    data.sort(key=lambda trace: trace["name"] != _BAND)  # behind everything else
+    for place, trace in enumerate(each for each in data if each["name"] == _BAND):
+        trace["showlegend"] = place == 0
+    bars = {} if lines else {"barmode": "group", "bargap": 0.2}
+    values = axis(figure.about.unit, rangemode="tozero", zeroline=False)
+    layout = {"height": 420, "yaxis": values, "xaxis": _places(outcome, lines), **bars}
+    note = ""
+    if most := _cut_at(outcome):
+        values["range"] = [0, most]
+        note = "Other settings reach beyond the picture; the table has their range."
+    narrow = {"height": 480, "xaxis": {"tickangle": -60 if not lines else -45}}
+    summary = f"{figure.words.title}: published and simulated {figure.about.unit}."
+    return Chart(f"chart-{figure.name}", summary, data, layout, _table(outcome), narrow, note)
+
+
+def _cut_at(outcome: Outcome) -> float | None:
+    """Where to cut the picture so that both sides can be seen; None: the band leaves them room."""
+    shown = [value for each in outcome.points for value in (each.point.published, each.value) if value]
+    most = _ROOM * max(shown, default=0.0)
+    return most if any(each.band and each.band[1] > most for each in outcome.points) else None
+
+
+def _places(outcome: Outcome, lines: bool) -> dict[str, object]:
+    places = list(dict.fromkeys(each.point.x for each in outcome.points))
+    if not lines:
+        return axis(outcome.figure.x_title, type="category", categoryarray=[str(place) for place in places])
+    log = {"type": "log"} if outcome.figure.log_x else {}
+    ticks = {"tickmode": "array", "tickvals": places, "ticktext": [str(place) for place in places]}
+    return axis(outcome.figure.x_title, showgrid=False, **log, **ticks)
+
+
+def _lines(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, object]]:
+    full, soft = colours
+    published = [(each.point.x, each.point.published) for each in points if each.point.published is not None]
+    simulated = [each for each in points if each.value is not None]
+    drawn = [
+        scatter(
+            "lines+markers",
+            f"{series}, published",
+            [x for x, _ in published],
+            [y for _, y in published],
+            line={"color": full, "width": 2},
+            marker={"color": full, "size": 8},
+            hovertemplate=_hover(series),
+        ),
+        scatter(
+            "lines+markers",
+            f"{series}, simulated",
+            [each.point.x for each in simulated],
+            [each.value for each in simulated],
+            line={"color": full, "width": 2, "dash": "dot"},
+            marker={"color": full, "size": 9, "symbol": "diamond-open"},
+            customdata=[_off(each) for each in simulated],
+            hovertemplate=_hover(series, simulated=True),
+        ),
+    ]
+    banded = [(each.point.x, *each.band) for each in points if each.band]
+    around = [(x, high) for x, _, high in banded] + [(x, low) for x, low, _ in reversed(banded)]
+    if banded:
+        area = {"fill": "toself", "fillcolor": soft, "line": {"width": 0}, "opacity": 0.45}
+        xs, ys = zip(*around, strict=True)
+        drawn.append(scatter("lines", _BAND, xs, ys, hoverinfo="skip", **area))
+    return drawn
+
+
+def _hover(series: str, simulated: bool = False) -> str:
+    of, more = ("simulated", " (%{customdata})") if simulated else ("published", "")
+    return f"{series}, {of}: %{{y:.5~g}}{more}<extra></extra>"
+
+
+def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, object]]:
+    full, soft = colours
+
+    def bars(of: str, heights: list[float | None], texts: list[str], **more: Any) -> dict[str, object]:
+        """Return a bar a point, with a text that stands on it."""
+        places, words = [str(each.point.x) for each in points], {"text": texts, "textposition": "outside"}
+        upright = {"textangle": -90, "cliponaxis": False}
+        return {
+            "type": "bar",
+            "name": f"{series}, {of}",
+            "x": places,
+            "y": heights,
+            **words,
+            **upright,
+            **more,
+        }
+
+    outline = {"color": soft, "line": {"color": full, "width": 1.5}}
+    simulated = bars(
+        "simulated",
+        # A run out of memory has a bar without height, so that its text is there.
+        [0.0 if each.status is Status.OOM else each.value for each in points],
+        [_ENDED.get(each.status, each.status.value) if each.value is None else "" for each in points],
+        marker={**outline, "pattern": {"shape": "/", "fgcolor": full}},
+        customdata=[_off(each) for each in points],
+        hovertemplate=_hover(series, simulated=True),
+    )
+    if any(each.band for each in points):
+        spans = [(each.value or 0.0, each.band) for each in points]
+        above = [band[1] - value if band else 0 for value, band in spans]
+        below = [value - band[0] if band else 0 for value, band in spans]
+        simulated["error_y"] = error_bars(above, below, color="var(--text)", thickness=1, width=4)
+    published = bars(
+        "published",
+        [each.point.published or 0.0 for each in points],
+        ["out of memory" if each.point.published is None else "" for each in points],
+        marker={"color": full},
+        hovertemplate=_hover(series),
+    )
+    return [published, simulated]
+
+
+def _off(each: Simulated) -> str:
+    return "" if each.error is None else signed_percent(each.error)
+
+
+def number(value: float | None) -> str:
+    """Three to four digits, as figures of this page have."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _range(values: tuple[float, float] | None) -> str:
+    return "" if values is None else f"{number(values[0])} to {number(values[1])}"
+
+
+def _table(outcome: Outcome) -> Table:
+    figure = outcome.figure
+    banded = any(each.band for each in outcome.points)
+    rows = tuple(
+        (
+            each.point.series,
+            str(each.point.x),
+            "out of memory" if each.point.published is None else number(each.point.published),
+            number(each.value) if each.status is Status.OK else each.status.value,
+            _off(each),
+            _range(each.interval),
+            *((_range(each.band),) if banded else ()),
+        )
+        for each in outcome.points
+    )
+    unit, of = figure.about.unit, figure.x_title or "of"
+    columns = ("series", of, f"published, {unit}", "simulated", "error", "90 % interval", *[_BAND] * banded)
+    return Table(columns, rows)

@@ -1,29 +1,183 @@
-"""Whether published runs are inside their intervals, each with its own source held out.
+"""The targets of the simulation; whether published runs are inside their intervals, their source held out.
 
 The interval of a run is the one that its prediction would carry if its source had never been published.
 Errors are given apart for sources that constants were fitted to (in sample) and for the others (held out).
+
+Also runs of one chip are predicted with the keys that were fitted to another chip's. A few keys of a profile
+were found from published training runs of that chip (the table of docs/simulator.md). What describes hardware
+in general holds on another chip too; what was fitted to rows does not. So every run is simulated again with
+the fitted keys of a chip whose runs it has no part in:
+
+    runs on    a100-40gb, a100-80gb (one chip, fitted together)      h100-80gb
+    keys from  h100-80gb                                             a100-80gb
+
+Shares of a peak are taken as they are; the rate of attention's backward, which is of the software of the
+runs (`attention.backward_rate` of its profile), as its ratio to the forward's. The efficiency of
+memory-bound kernels was fitted to all runs together, and is held out from none.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.files.documents import to_toml
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.residuals.intervals import is_measured, unknowns
 from fsdpbench.engine.results.residuals.widths import LEVEL, Quantity, Unknown, Width, width_of
-from fsdpbench.lab.validation.judge import Bar, error_bars
 from fsdpbench.lab.validation.paper_network import Prediction, config_of
+from fsdpbench.lab.validation.runs import runs_file
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
-from fsdpbench.sweep.planning import workload_named
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.software import load_software
+from fsdpbench.sweep.planning import own_software, workload_named
 
 MEMORY = {Figure[each.name]: each for each in Quantity if each is not Quantity.TIME}
 HALF_WIDTH = 0.08
 MEAN_HELD_OUT = 0.03
 WORST_HELD_OUT = 0.08
 _MEMORY_FREE = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED)
+_KEYS_FROM = {"a100-40gb": "h100-80gb", "a100-80gb": "h100-80gb", "h100-80gb": "a100-80gb"}
+MEAN_STEP_TIME = 0.04
+WORST_STEP_TIME = 0.10
+PLATEAU = 0.05
+T5 = 0.05
+_T5_GROUP = "FSDP paper, Fig 7c"
+PREFETCH_GAIN_POINTS = 3.0
+COLLAPSE_SHARE = (0.40, 0.65)
+ALLOCATED_GB = 2.0
+RESERVED_GB = 4.0
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: what it asks, what was reached, whether that is enough."""
+
+    name: str
+    wanted: str
+    reached: str
+    met: bool
+
+
+def judge(predictions: Sequence[Prediction]) -> list[Bar]:
+    """Every bar that these predictions can decide."""
+    groups = group_errors(predictions).values()
+    bars = error_bars(
+        "step time", [abs(error) for group in groups for error in group], (MEAN_STEP_TIME, WORST_STEP_TIME),
+        "", " cases",
+    )  # fmt: skip
+    paper = [p for p in predictions if p.case.model == "gpt-175b" and not p.case.assumed]
+    prefetching = [p for p in paper if p.case.settings.get("backward_prefetch") != "none"]
+    bars += _worst("Fig 7b, plateau", PLATEAU, [p for p in prefetching if not p.case.collapsed])
+    bars += [*_prefetch_gain(paper), *_collapse(paper), *_memory(paper)]
+    return bars + _worst("Fig 7c, T5-11B", T5, [p for p in predictions if p.case.group == _T5_GROUP])
+
+
+def bar_lines(bars: Sequence[Bar]) -> list[str]:
+    """Return the bars as a table in Markdown, nothing without bars."""
+    rows = [f"| {b.name} | {b.wanted} | {b.reached} | {'met' if b.met else '**not met**'} |" for b in bars]
+    return ["| bar | wanted | reached | |", "|---|---|---|---|", *rows] if rows else []
+
+
+def group_errors(predictions: Iterable[Prediction]) -> dict[str, list[float]]:
+    """Step-time errors of the cases that count, by group; a case that did not finish is an error of 1."""
+    groups: dict[str, list[float]] = {}
+    for prediction in predictions:
+        if prediction.speed is None or prediction.case.assumed or prediction.case.collapsed:
+            continue
+        error = prediction.step_time_error
+        groups.setdefault(prediction.case.group, []).append(1.0 if error is None else error)
+    return groups
+
+
+def error_bars(
+    what: str, errors: Sequence[float], bounds: tuple[float, float], of: str, cases: str
+) -> list[Bar]:
+    """Return the bars for the mean and the worst of `errors` (shares, without sign), none without errors.
+
+    `bounds`: the largest mean, the largest error. `of` and `cases`: words behind the two counts.
+    """
+    if not errors:
+        return []
+    mean, worst = statistics.fmean(errors), max(errors)
+    over = sum(error > bounds[1] for error in errors)
+    reached = f"{worst:.1%} ({over} of {len(errors)}{cases} over {bounds[1]:.0%})"
+    return [
+        Bar(f"{what}, mean error", f"at most {bounds[0]:.0%}", f"{mean:.1%}{of}", mean <= bounds[0]),
+        Bar(f"{what}, worst error", f"at most {bounds[1]:.0%}", reached, not over),
+    ]
+
+
+def _worst(name: str, within: float, predictions: Sequence[Prediction]) -> list[Bar]:
+    """Return the bar for the largest error of the step time; a run that did not finish has one of 1."""
+    errors = [1.0 if p.step_time_error is None else abs(p.step_time_error) for p in predictions]
+    if not errors:
+        return []
+    return [Bar(name, f"within {within:.0%}", f"{max(errors):.1%} at worst", max(errors) <= within)]
+
+
+def _prefetch_gain(paper: Sequence[Prediction]) -> list[Bar]:
+    """The gain of backward prefetch in per cent of the throughput without it, predicted against published."""
+    off = {p.case.gpus: p for p in paper if p.case.settings.get("backward_prefetch") == "none"}
+    on = {p.case.gpus: p for p in paper if p.case.gpus in off and p not in off.values() and _batch(p) == 1}
+    gaps = []
+    for gpus, without in off.items():
+        values = [p.predicted(Figure.HARDWARE_TFLOPS) for p in (on[gpus], without)] if gpus in on else []
+        if not values or None in values:
+            continue
+        predicted = 100 * (values[0] / values[1] - 1)  # type: ignore[operator]
+        one, other = (p.case.published[Figure.HARDWARE_TFLOPS] for p in (on[gpus], without))
+        published = 100 * (one / other - 1)
+        gaps.append((abs(predicted - published), predicted, published))
+    if not gaps:
+        return []
+    worst, predicted, published = max(gaps)
+    wanted = f"within {PREFETCH_GAIN_POINTS:g} points"
+    reached = f"{worst:.1f} points at worst ({predicted:.1f} % where {published:.1f} % was measured)"
+    return [Bar("Fig 6b, gain of backward prefetch", wanted, reached, worst <= PREFETCH_GAIN_POINTS)]
+
+
+def _collapse(paper: Sequence[Prediction]) -> list[Bar]:
+    plateau = [
+        value
+        for p in paper
+        if _batch(p) == 2 and not p.case.collapsed
+        if (value := p.predicted(Figure.HARDWARE_TFLOPS)) is not None
+    ]
+    fallen = [p for p in paper if p.case.collapsed]
+    if not plateau or not fallen:
+        return []
+    value = fallen[0].predicted(Figure.HARDWARE_TFLOPS)
+    retries = fallen[0].result.alloc_retries_per_step
+    share = None if value is None else value / statistics.fmean(plateau)
+    low, high = COLLAPSE_SHARE
+    reached = "did not finish" if share is None else f"{share:.0%} with {retries:g} retries a step"
+    wanted, met = f"retries, {low:.0%} to {high:.0%} of the plateau", low <= (share or 0.0) <= high
+    return [Bar("Fig 7b, collapse at 128 GPUs and batch 2", wanted, reached, met and bool(retries))]
+
+
+def _memory(paper: Sequence[Prediction]) -> list[Bar]:
+    bars = []
+    for figure, allowed in ((Figure.ALLOCATED, ALLOCATED_GB), (Figure.RESERVED, RESERVED_GB)):
+        gaps = [
+            (abs(value - p.case.published[figure]), p.case.name)
+            for p in paper
+            if figure in p.case.published and (value := p.predicted(figure)) is not None
+        ]
+        if gaps:
+            worst, name = max(gaps)
+            reached = f"{worst:.1f} GB at worst ({name})"
+            bars.append(Bar(f"Fig 8b, {figure.words}", f"within {allowed:g} GB", reached, worst <= allowed))
+    return bars
+
+
+def _batch(prediction: Prediction) -> object:
+    return prediction.case.settings["batch"]
 
 
 @dataclass(frozen=True)
@@ -170,3 +324,89 @@ _KEYS: dict[str, Callable[[Case], str]] = {
     "size": _size,
     "length": _length,
 }
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Step-time errors of one hardware's runs, with its own fitted keys and with another chip's."""
+
+    hardware: str
+    keys_from: str
+    own: tuple[float, ...]
+    foreign: tuple[float, ...]
+
+    @property
+    def own_mean(self) -> float:
+        return statistics.fmean(map(abs, self.own))
+
+    @property
+    def foreign_mean(self) -> float:
+        return statistics.fmean(map(abs, self.foreign))
+
+    @property
+    def foreign_bias(self) -> float:
+        return statistics.fmean(self.foreign)
+
+
+def held_out_cases(cases: Sequence[Case], folder: Path) -> list[Case]:
+    """The cases on hardware with fitted keys, each on a profile with another chip's (written to `folder`)."""
+    chips = {case.hardware: case.profile for case in cases}
+    profiles = {
+        hardware: _write(folder, hardware, chip) for hardware, chip in chips.items() if chip in _KEYS_FROM
+    }
+    return [
+        dataclasses.replace(case, hardware=str(profiles[case.hardware]), chip=case.profile)
+        for case in cases
+        if case.hardware in profiles
+    ]
+
+
+def compare_held_out(own: Sequence[Prediction], foreign: Sequence[Prediction]) -> list[HeldOut]:
+    """Both errors by hardware; runs that did not finish with either set of keys count in neither."""
+    by_name = {(p.case.group, p.case.name): p for p in foreign}
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for prediction in own:
+        other = by_name.get((prediction.case.group, prediction.case.name))
+        if other is None or prediction.step_time_error is None or other.step_time_error is None:
+            continue
+        errors = pairs.setdefault(prediction.case.hardware, [])
+        errors.append((prediction.step_time_error, other.step_time_error))
+    return [
+        HeldOut(hardware, _KEYS_FROM[hardware], *zip(*errors, strict=True))
+        for hardware, errors in pairs.items()
+    ]
+
+
+def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, dict[str, object]]:
+    """Return the keys fitted to runs on `other` as they apply to `profile`, by section.
+
+    The runs are of older kernels: where `profile` has newer ones too, the keys are those of its older ones.
+    """
+    other, older = other.with_older_kernels(), profile.with_older_kernels()
+    backward = other.attention.backward_tflops / other.attention.forward_tflops * _software_share(other)
+    rate = round(older.attention.forward_tflops * backward / _software_share(profile), 1)
+    gemm: dict[str, object] = {"weight_grad": other.gemm.weight_grad}
+    load: dict[str, object] = {"under_load": other.gemm.under_load}
+    attention: dict[str, object] = {"under_load": other.attention.under_load, "backward_tflops": rate}
+    contention: dict[str, object] = {"compute_slowdown": other.contention.compute_slowdown}
+    if profile.older is None:
+        return {"gemm": gemm | load, "attention": attention, "contention": contention}
+    return {"gemm": load, "older": {"gemm": gemm, "attention": attention}, "contention": contention}
+
+
+def _software_share(profile: HardwareProfile) -> float:
+    """Attention's rate backward under the runs' software over that of the profile."""
+    software = load_software(own_software(runs_file.system_of(profile.name)))
+    return software.attention.backward_rate
+
+
+def _write(folder: Path, hardware: str, chip: str) -> Path:
+    """A profile of `chip` with the network of `hardware` and the fitted keys of another chip."""
+    keys_from, own = _KEYS_FROM[chip], load_profile(hardware)
+    keys = with_keys_of(load_profile(chip), load_profile(keys_from))
+    keys["nic"] = {"gb_s_per_node": own.nic.gb_s_per_node}
+    head = {"base": chip, "name": f"{own.name}-keys-of-{keys_from}", "gpus_per_node": own.gpus_per_node}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = (folder / f"{head['name']}.toml").resolve()
+    write_whole(path, to_toml({**head, **keys}))
+    return path

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.engine.results.provenance import content_key
-from fsdpbench.lab.validation.runs.case import Case, Figure
-from fsdpbench.lab.validation.runs.paper import published
+from fsdpbench.lab.validation.runs.case import Case, Figure, published
 from fsdpbench.reports.result import Result
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.network import Network

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.writing import write_whole
 from fsdpbench.script.cuda.refusals import NotSimulatedError
 from fsdpbench.script.files.formats import holds_arrays
 

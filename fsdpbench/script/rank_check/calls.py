@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsdpbench.base.files.documents import read_json_object
-from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.writing import write_whole
 
 LOG_NAME = "collectives.json"
 MOST_CALLS = 200_000

@@ -34,7 +34,7 @@ from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.operators.known_values import known_of, learn
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.patches.torch_patches import in_simulated_groups
-from fsdpbench.sim.torch_device.tensors import is_on_device
+from fsdpbench.sim.torch_device.tensors import Assumed, is_on_device
 
 _MAIN = threading.main_thread().ident
 _MOST_LISTED = 16
@@ -260,13 +260,13 @@ def _value_of(tensor: torch.Tensor) -> Any:
     if not is_on_device(tensor):
         return tensor.detach().clone() if tensor.numel() <= _SMALL else None
     known = known_of(tensor)
-    return None if known is None else (known.value, known.assumed)
+    return None if known is None else (known.value, int(known.assumed))
 
 
 def _give(tensor: torch.Tensor, value: Any) -> None:
     if is_on_device(tensor):
         if isinstance(value, tuple):
-            learn(tensor, value[0], assumed=value[1])
+            learn(tensor, value[0], assumed=Assumed(value[1]))
     elif isinstance(value, torch.Tensor) and value.shape == tensor.shape:
         with torch.no_grad():
             tensor.copy_(value)

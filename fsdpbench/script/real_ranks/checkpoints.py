@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.writing import write_whole
 from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import Piece, held_parameters, keep

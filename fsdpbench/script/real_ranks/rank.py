@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import FunctionSource, ScriptSource
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.torch_internals import replace
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.records import RankRecord, Status, write_record
 from fsdpbench.script.cuda.refusals import in_a_line

@@ -10,8 +10,8 @@ from functools import partialmethod
 import numpy as np
 
 from fsdpbench.sim.model.library_costs import Array, attention_seconds, product_seconds
-from fsdpbench.sim.model.profile import DTYPES, HardwareProfile
-from fsdpbench.sim.model.sections import AttentionTable, ProductTable
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.sections import DTYPES, AttentionTable, ProductTable
 
 # Matrix products only; a profile without a table of these types runs them in 16 bits.
 _NARROW = ("fp8", "nvfp4")

@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 
 from fsdpbench.sim.model.profile import HardwareProfile
-from fsdpbench.sim.model.sections import LibraryTables, LinkCurve, NicProtocol, RankCurve
+from fsdpbench.sim.model.sections import LibraryTables, NicProtocol, RankCurve
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "barrier")
 _GATHERS = ("all_gather", "reduce_scatter")
@@ -128,7 +128,7 @@ class Network:
         curve = {"reduce_scatter": nvlink.reduce_scatter, "all_reduce": nvlink.all_reduce}.get(
             kind, nvlink.all_gather
         )
-        bandwidth = bandwidth_at(curve, wire) * (size / nvlink.curve_ranks) ** nvlink.ranks_exponent
+        bandwidth = value_on(curve.points, wire) * (size / nvlink.curve_ranks) ** nvlink.ranks_exponent
         return latency + wire / (bandwidth * 1e9)
 
     def _ring(self, kind: str, wire: float, size: int, nodes: int, passes: int) -> float:
@@ -189,17 +189,16 @@ def _tree_time(protocol: NicProtocol, depth: float, inside: int, carried: float,
     return latency + carried / protocol.carries(bandwidth)
 
 
-def bandwidth_at(curve: LinkCurve, size: float) -> float:
-    """Return GB/s at `size` bytes: linear between the points in log-log space, flat beyond its ends."""
-    points = curve.points
+def value_on(points: Sequence[tuple[float, ...]], size: float) -> float:
+    """Return the value at `size` bytes: linear between points in log-log space, flat beyond the ends."""
     index = bisect.bisect_left(points, (size, 0.0))
     if index == 0:
         return points[0][1]
     if index == len(points):
         return points[-1][1]
-    (low, slow), (high, fast) = points[index - 1], points[index]
+    (low, first), (high, second) = points[index - 1], points[index]
     share = math.log(size / low) / math.log(high / low)
-    return slow * (fast / slow) ** share
+    return float(first * (second / first) ** share)
 
 
 # A collective without its own curve uses that of the one that sends as many bytes.
@@ -238,13 +237,5 @@ def _scaled(curve: RankCurve, nbytes: int, size: int) -> float:
 
 def time_on(curve: RankCurve, nbytes: float) -> float:
     """Return seconds of a full buffer of `nbytes` among the curve's own number of ranks."""
-    points = curve.points
-    index = bisect.bisect_left(points, (nbytes,))
-    if index == 0:
-        return points[0][1] * 1e-6
-    if index == len(points):
-        size, us = points[-1]
-        return us * nbytes / size * 1e-6
-    (low, fast), (high, slow) = points[index - 1], points[index]
-    share = math.log(nbytes / low) / math.log(high / low)
-    return float(fast * (slow / fast) ** share * 1e-6)
+    largest, us = curve.points[-1]
+    return (us * nbytes / largest if nbytes > largest else value_on(curve.points, nbytes)) * 1e-6

@@ -16,27 +16,9 @@ from typing import Any
 
 from fsdpbench.base.numbers import finite_number
 from fsdpbench.base.reading import JsonObject
+from fsdpbench.sim.model import sections
 from fsdpbench.sim.model.keys import ProfileError, check_figures, far_figures
 from fsdpbench.sim.model.profile_files import ProfileFolder
-from fsdpbench.sim.model.sections import (
-    DTYPES,
-    GIB,
-    MIB,
-    AttentionKernel,
-    AttentionProfile,
-    BandwidthProfile,
-    ComputeProfile,
-    ContentionProfile,
-    CpuProfile,
-    GemmProfile,
-    HostLinkProfile,
-    LibraryTables,
-    MemoryProfile,
-    NicProfile,
-    NvlinkProfile,
-    OlderKernels,
-    StorageProfile,
-)
 
 # Of flash attention 2, both ways: FlexAttention's announcement (pytorch.org, 2024); how far it may be off.
 _FLEX = (0.9, 0.85, 1.4)
@@ -54,23 +36,23 @@ class HardwareProfile:
     title: str
     source: str
     gpus_per_node: int
-    memory: MemoryProfile
-    compute: ComputeProfile
-    gemm: GemmProfile
-    attention: AttentionProfile
-    bandwidth: BandwidthProfile
-    cpu: CpuProfile
-    nvlink: NvlinkProfile
-    nic: NicProfile
-    contention: ContentionProfile
-    host_link: HostLinkProfile
-    storage: StorageProfile = dataclasses.field(default_factory=StorageProfile)
+    memory: sections.MemoryProfile
+    compute: sections.ComputeProfile
+    gemm: sections.GemmProfile
+    attention: sections.AttentionProfile
+    bandwidth: sections.BandwidthProfile
+    cpu: sections.CpuProfile
+    nvlink: sections.NvlinkProfile
+    nic: sections.NicProfile
+    contention: sections.ContentionProfile
+    host_link: sections.HostLinkProfile
+    storage: sections.StorageProfile = dataclasses.field(default_factory=sections.StorageProfile)
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     estimated: tuple[str, ...] = ()
-    libraries: Mapping[str, LibraryTables] = dataclasses.field(default_factory=dict)
+    libraries: Mapping[str, sections.LibraryTables] = dataclasses.field(default_factory=dict)
     runs_use: tuple[str, ...] = ()
-    older: OlderKernels | None = None
-    attention_kernels: Mapping[str, AttentionKernel] = dataclasses.field(default_factory=dict)
+    older: sections.OlderKernels | None = None
+    attention_kernels: Mapping[str, sections.AttentionKernel] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -91,17 +73,17 @@ class HardwareProfile:
     @property
     def memory_bytes(self) -> int:
         """Return the device's total memory in bytes, as the driver reports it."""
-        return int(self.memory.capacity_gib * GIB)
+        return int(self.memory.capacity_gib * sections.GIB)
 
     @property
     def context_bytes(self) -> int:
         """Return the bytes that the CUDA context and libraries hold outside the caching allocator."""
-        return int(self.memory.context_mib * MIB)
+        return int(self.memory.context_mib * sections.MIB)
 
     @property
     def nccl_bytes_per_communicator(self) -> int:
         """Return the bytes that one NCCL communicator holds outside the caching allocator."""
-        return int(self.memory.nccl_mib_per_communicator * MIB)
+        return int(self.memory.nccl_mib_per_communicator * sections.MIB)
 
     @property
     def usable_memory_bytes(self) -> int:
@@ -191,7 +173,7 @@ class HardwareProfile:
     def narrow_peak_flops(self) -> dict[str, float]:
         """Return the dense peak in FLOP/s of the types below 16 bits that libraries have tables of."""
         tables = [table for library in self.libraries.values() for table in library.products.items()]
-        return {dtype: table.peak_tflops * 1e12 for dtype, table in tables if dtype not in DTYPES}
+        return {dtype: table.peak_tflops * 1e12 for dtype, table in tables if dtype not in sections.DTYPES}
 
 
 def _rebased(below: JsonObject, above: JsonObject) -> None:

@@ -14,6 +14,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -149,14 +150,19 @@ def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Ten
 _RECORD = "_sim_record"
 
 
-class Known(NamedTuple):
-    """Value of all elements, as a one-element tensor of the host (`known_values.py`).
+class Assumed(IntEnum):
+    """The origin of a value: known, a guess (a balanced count), an answer that only data has (`x > 0`)."""
 
-    `assumed`: 1 for a guess, as a balanced count; 2 for an answer that only data has, as to `x > 0`.
-    """
+    NO = 0
+    GUESS = 1
+    ANSWER = 2
+
+
+class Known(NamedTuple):
+    """Value of all elements, as a one-element tensor of the host (`known_values.py`)."""
 
     value: torch.Tensor
-    assumed: int
+    assumed: Assumed
 
 
 class Chosen(NamedTuple):

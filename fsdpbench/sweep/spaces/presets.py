@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from fsdpbench.base.errors import unknown
 from fsdpbench.base.settings import SETTINGS, Value
-from fsdpbench.sweep.spaces.rules import Rule
+from fsdpbench.sweep.spaces.space import Rule
 
 DEFAULT_SYSTEMS = ("torch-fsdp2", "impl-fsdp2")
 TORCHS = ("torch-fsdp2", "torch-fsdp1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
-from fsdpbench.systems.attention import slides
+from fsdpbench.systems.model_code import slides
 from fsdpbench.systems.narrow import workload_of
 from fsdpbench.workloads import WorkloadError
 from fsdpbench.workloads.library_model import LIBRARY

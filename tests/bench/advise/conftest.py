@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.answers.advise.candidate import Candidate
-from fsdpbench.answers.advise.candidates import candidates
-from fsdpbench.answers.advise.edits import diff_of
-from fsdpbench.answers.advise.script_text import NoDiffError
+from fsdpbench.answers.advise.candidates import Candidate, candidates
+from fsdpbench.answers.advise.edits import NoDiffError, diff_of
 from fsdpbench.base.configuration.config import WhatIf
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.launch.pool import PointPool

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdpbench.answers.advise.candidate import Kind
-from fsdpbench.answers.advise.candidates import candidates
+from fsdpbench.answers.advise.candidates import Kind, candidates
 
 CALL = {"api": "fully_shard", "file": "/a/train.py", "line": 41, "text": "fully_shard(model)", "count": 1}
 PLAIN: dict[str, Any] = {"param_dtype": "torch.bfloat16", "offload": False, "mesh": None}

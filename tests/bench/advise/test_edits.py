@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.answers.advise.edits import Edit, diff_of
-from fsdpbench.answers.advise.script_text import NoDiffError
+from fsdpbench.answers.advise.edits import Edit, NoDiffError, diff_of
 
 
 def place(folder: Path, text: str, call: str, file: str = "train.py") -> dict[str, Any]:

@@ -14,9 +14,8 @@ import msgspec
 import pytest
 
 from fsdpbench.answers.atlas.answers import answered
-from fsdpbench.answers.atlas.lookup import Atlas, find, read_atlas
+from fsdpbench.answers.atlas.lookup import Atlas, find, read_atlas, write_pages
 from fsdpbench.answers.atlas.space import Cell
-from fsdpbench.answers.atlas.words import write_pages
 from fsdpbench.base.errors import UsageError
 from fsdpbench.reports.result import Cause, Result, Status
 
@@ -101,9 +100,9 @@ def test_an_ambiguous_name_is_refused(content: dict[str, Any]) -> None:
 
 def test_show_runs_nothing_and_needs_no_torch(built: Path) -> None:
     program = (
-        "import sys; from fsdpbench.answers.atlas import lookup, words; from pathlib import Path;"
+        "import sys; from fsdpbench.answers.atlas import lookup; from pathlib import Path;"
         f"atlas = lookup.read_atlas(Path({str(built)!r})); cell = lookup.find(atlas, 'llama', 'a100', 16);"
-        "print('\\n'.join(words.lines(atlas, cell))); sys.exit('torch' in sys.modules)"
+        "print('\\n'.join(lookup.lines(atlas, cell))); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -7,9 +7,14 @@ import random
 
 import pytest
 
-from fsdpbench.lab.calibrate.attention_rates import SHAPES, fit_backward, fit_forward
 from fsdpbench.lab.calibrate.host_costs import line
-from fsdpbench.lab.calibrate.matrix_products import FORWARD_SHAPES, fit_gemm
+from fsdpbench.lab.calibrate.kernel_rates import (
+    FORWARD_SHAPES,
+    SHAPES,
+    fit_backward,
+    fit_forward,
+    fit_gemm,
+)
 from fsdpbench.sim.model.kernel_costs import AttentionCost, GemmCost
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fsdpbench.answers.check.records.baseline import torch_minor
 from fsdpbench.reports.result_figures import spread
-from fsdpbench.sweep.repeats import first_run, merged
+from fsdpbench.sweep.runner import first_run, merged
 
 from .gate_edits import FIGURES, Files, put, read, write
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.answers.check.compare import Verdict, compare
-from fsdpbench.answers.check.diagnosis import diagnose
+from fsdpbench.answers.check.compare import Verdict, compare, diagnose
 from fsdpbench.answers.check.metrics import METRICS, figures_of
 from fsdpbench.answers.check.records.baseline import Baseline, Figures, FigureSet, torch_minor
 from fsdpbench.answers.check.records.entries import Entry, entry_of

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from fsdpbench.answers.check.metrics import METRICS
-from fsdpbench.answers.check.records.baseline import Baseline
+from fsdpbench.answers.check.records.baseline import Baseline, Surroundings
 from fsdpbench.answers.check.records.entries import Entry
-from fsdpbench.answers.check.records.surroundings import Surroundings
 from fsdpbench.engine.results.records import Status
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]

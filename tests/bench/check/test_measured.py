@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsdpbench.answers.check.compare import Comparison, Verdict, compare
-from fsdpbench.answers.check.diagnosis import diagnose
-from fsdpbench.answers.check.noise import measure_noise
+from fsdpbench.answers.check.compare import Comparison, Verdict, compare, diagnose
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.text import as_text
-from fsdpbench.answers.check.thresholds import Measured, Thresholds
+from fsdpbench.answers.check.thresholds import Measured, Thresholds, measure_noise
 from fsdpbench.base.errors import CannotJudgeError
 
 Run = Mapping[str, float | None]

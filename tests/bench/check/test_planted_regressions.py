@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.answers.check.compare import Comparison, compare
-from fsdpbench.answers.check.diagnosis import diagnose
+from fsdpbench.answers.check.compare import Comparison, compare, diagnose
+from fsdpbench.answers.check.records.baseline import require_alike
 from fsdpbench.answers.check.records.sides import read_side
-from fsdpbench.answers.check.records.surroundings import require_alike
 from fsdpbench.answers.check.text import as_markdown, as_text
 from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.base.errors import ExitCode

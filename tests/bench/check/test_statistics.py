@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fsdpbench.answers.check.noise import effect, holm, least_p_value, p_value, runs_needed
+from fsdpbench.answers.check.thresholds import effect, holm, least_p_value, p_value, runs_needed
 
 
 def test_all_runs_of_one_side_below_the_other() -> None:

@@ -9,8 +9,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import printable
+from fsdpbench.base.writing import write_whole
 
 Called = Callable[..., CompletedProcess[str]]
 SHAPE = "layers=2,d_model=64,heads=2,vocab=256,max_seq=64"

@@ -13,7 +13,7 @@ from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.settings import Settings
 from fsdpbench.cli.terminal import progress
 from fsdpbench.cli.terminal.progress import LiveProgress
-from fsdpbench.launch.used_time import PointState
+from fsdpbench.launch.pool import PointState
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.planning import without_absent
 

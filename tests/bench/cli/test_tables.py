@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.cli.terminal.table import Column, fitting, setting_columns, total
-from fsdpbench.reports.pages.words import phrase, within
+from fsdpbench.reports.pages.display import phrase, within
 
 ROWS: list[dict[str, Any]] = [
     {"system": system, "batch": batch, "strategy": strategy, "compile": compiled, "reduce_dtype": dtype,

@@ -89,8 +89,8 @@ def test_spaces_and_presets_sweep_it(tmp_path: Path) -> None:
 REST = """
 import json
 from fsdpbench.base.configuration.config import Config, Measurement
-from fsdpbench.answers.explain.changes import changes_for
-from fsdpbench.reports.analysis.findings import Finding, Outcome, Verdict, in_torch, remedies
+from fsdpbench.answers.explain.advice import changes_for
+from fsdpbench.reports.analysis.model import Finding, Outcome, Verdict, in_torch, remedies
 from fsdpbench.base.settings import Settings
 from fsdpbench.sweep.snippets import snippets
 

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from fsdpbench.base.configuration.config import Config, Measurement
-from fsdpbench.base.configuration.lengths import LengthSettings
-from fsdpbench.base.configuration.soak import SoakSettings, StepShape
+from fsdpbench.base.configuration.soak import LengthSettings, SoakSettings, StepShape
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import Settings
 from fsdpbench.engine.measuring.soak import ShapedBatches

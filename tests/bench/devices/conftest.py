@@ -33,7 +33,7 @@ def imported() -> None:
     for module in (
         "torch._dynamo",
         "torch.distributed.checkpoint.state_dict",
-        "fsdpbench.engine.devices.cpu",
+        "fsdpbench.engine.devices.real",
     ):
         importlib.import_module(module)
 

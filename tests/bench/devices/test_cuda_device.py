@@ -5,7 +5,7 @@ import torch
 
 from fsdpbench.base.errors import BenchError
 from fsdpbench.engine.devices.base import Placement
-from fsdpbench.engine.devices.cuda import CudaDevice
+from fsdpbench.engine.devices.real import CudaDevice
 
 
 def test_a_rank_without_a_gpu_is_told_so(cpu_config):

@@ -5,8 +5,7 @@ import os
 import pytest
 
 from fsdpbench.engine.results.records import RankRecord, Status, read_records, record_path, write_record
-from fsdpbench.launch.rank_files import RankFiles, innermost_frame
-from fsdpbench.launch.verdict import judge
+from fsdpbench.launch.verdict import RankFiles, innermost_frame, judge
 
 BROKEN = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
 STACKS = """Thread 0x00007f1 (most recent call first):

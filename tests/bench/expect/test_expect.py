@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import Settings
-from fsdpbench.cli.commands.expect import command
+from fsdpbench.cli.commands.explain import expect_command
 from fsdpbench.lab.calibrate.from_results.fit import Factor, ScaledProfile
 from fsdpbench.lab.expect import Measured, SpeedUnit, expect, lines, parse_measured, record
 from fsdpbench.sweep.prediction import PROBE
@@ -143,7 +143,7 @@ def test_a_configuration_that_does_not_fit_has_no_expected_speed() -> None:
     ],
 )
 def test_bad_requests_say_what_is_missing(words: list[str], why: str) -> None:
-    done = CliRunner().invoke(command, words)
+    done = CliRunner().invoke(expect_command, words)
     assert isinstance(done.exception, UsageError | SystemExit)
     assert why in str(done.exception) + done.output
 
@@ -157,7 +157,7 @@ def test_the_speed_of_a_trace_is_that_of_its_median_step(tmp_path: Path) -> None
         built.kernel("gemm", number * 1_000_000 + 200_000, number * 1_000_000 + 900_000)
     path = built.write(tmp_path / "rank0_trace.json")
     words = ["--from", str(path), "--model", "gpt-125m", "--gpus", "8", "--hardware", "a100-80gb", "--json"]
-    done = CliRunner().invoke(command, [*words, "--batch", "1", "--seq", "64", "--shape", "layers=1"])
+    done = CliRunner().invoke(expect_command, [*words, "--batch", "1", "--seq", "64", "--shape", "layers=1"])
     assert done.exit_code == 0, done.output
     measured = json.loads(done.stdout)["measured_s"]
     assert math.isclose(measured, 1e-3, rel_tol=1e-6)

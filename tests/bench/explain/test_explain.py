@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.answers.explain import advice, changes
+from fsdpbench.answers.explain import advice
 from fsdpbench.cli.requests.script_request import config_asked_for
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
@@ -72,7 +72,7 @@ def test_what_held_memory_adds_up_to_the_gpu_and_a_change_that_fits_has_a_price(
     fsdpbench: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = ("--batch 20000 --grad-accum 2", "--reduce-dtype bf16")
-    every = changes.changes_for
+    every = advice.changes_for
     monkeypatch.setattr(
         advice, "changes_for", lambda config: [change for change in every(config) if change.write in wanted]
     )
@@ -106,7 +106,7 @@ def test_every_proposal_of_a_configuration_can_run_and_differs_from_it() -> None
     for text in OUT_OF_MEMORY.values():
         config = changes_config(text)
         assert config is not None
-        found = changes.changes_for(config)
+        found = advice.changes_for(config)
         assert len({change.write for change in found}) == len(found) > 3
         for change in found:
             assert change.applied_to(config).to_dict() != config.to_dict()
@@ -207,7 +207,7 @@ def test_the_page_stands_alone_and_escapes_what_it_quotes(fsdpbench: CommandLine
 def test_of_what_needs_many_times_the_memory_pairs_are_tried(
     fsdpbench: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, every = ("--batch 100000 --grad-accum 8", "--loss fused"), changes.changes_for
+    wanted, every = ("--batch 100000 --grad-accum 8", "--loss fused"), advice.changes_for
     monkeypatch.setattr(
         advice, "changes_for", lambda config: [change for change in every(config) if change.write in wanted]
     )
@@ -260,6 +260,6 @@ def test_pairs_are_tried_until_enough_of_them_fit(monkeypatch: pytest.MonkeyPatc
         return [Trial(each, Result(status=next(fits))) for each in configs]
 
     monkeypatch.setattr(advice, "simulate", simulate)
-    several = [changes.Change(f"--x {place}", "") for place in range(9)]
+    several = [advice.Change(f"--x {place}", "") for place in range(9)]
     found = advice._until_some_fit(config, several, 1, lambda line: None)
     assert (tried, len(found)) == ([3, 3], 6)

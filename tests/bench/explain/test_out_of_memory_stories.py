@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.answers.explain.advice import account_of, grows, steps_until_full
-from fsdpbench.answers.explain.changes import Change
+from fsdpbench.answers.explain.advice import Change, account_of, grows, steps_until_full
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.settings.table import Settings
 from fsdpbench.engine import worker

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.base import writing
-from fsdpbench.base.files import whole_files
-from fsdpbench.base.files.whole_files import clear_leftovers, move_new, write_new, write_whole
+from fsdpbench.base.writing import clear_leftovers, move_new, write_new, write_whole
 
 
 def test_of_many_writers_the_last_one_is_whole(tmp_path: Path) -> None:
@@ -31,7 +30,7 @@ def test_of_many_that_make_a_file_one_does(
         raise PermissionError(1, "this file system has no links")
 
     if not links:
-        monkeypatch.setattr(whole_files.os, "link", refused)
+        monkeypatch.setattr(writing.os, "link", refused)
 
     def made(text: str) -> bool:
         try:

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fsdpbench.answers.atlas.lookup import Atlas
-from fsdpbench.answers.atlas.words import write_pages
+from fsdpbench.answers.atlas.lookup import Atlas, write_pages
 
 pytestmark = [pytest.mark.browser, pytest.mark.campaign]
 

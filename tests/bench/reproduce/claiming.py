@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.lab.reproduce.claims import Claim, Kind, Place
+from fsdpbench.lab.reproduce.figure import Claim, Kind, Place
 
 At = tuple[str, Place]
 

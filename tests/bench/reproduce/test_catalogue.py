@@ -9,7 +9,7 @@ import pytest
 from fsdpbench.lab.reproduce.catalogue import NAMES, figures
 from fsdpbench.lab.reproduce.figure import PaperFigure, words
 from fsdpbench.lab.validation.paper_network import config_of
-from fsdpbench.lab.validation.runs.paper import published, published_figures
+from fsdpbench.lab.validation.runs.case import published, published_figures
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import not_applicable
 

@@ -11,8 +11,8 @@ import pytest
 from fsdpbench.base.files.documents import rows_beside
 from fsdpbench.lab.reproduce import catalogue
 from fsdpbench.lab.reproduce.catalogue import figures
-from fsdpbench.lab.reproduce.claims import Bounds, Claim, Kind
-from fsdpbench.lab.validation.runs.paper import PublishedFigure, published
+from fsdpbench.lab.reproduce.figure import Bounds, Claim, Kind
+from fsdpbench.lab.validation.runs.case import PublishedFigure, published
 
 from .claiming import level, ran_out, ratio, retries
 

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.lab.reproduce.charts import chart_of
-from fsdpbench.lab.reproduce.document import as_dict
 from fsdpbench.lab.reproduce.figure import Drawing, PaperFigure, Point, Variant
-from fsdpbench.lab.reproduce.outcome import Outcome, Verdict, counted, outcome_of
+from fsdpbench.lab.reproduce.outcome import Outcome, Verdict, as_dict, counted, outcome_of
+from fsdpbench.lab.reproduce.page import chart_of
 from fsdpbench.lab.reproduce.run import Runs
 from fsdpbench.lab.validation.paper_network import Prediction
-from fsdpbench.lab.validation.runs.case import Case, Figure
-from fsdpbench.lab.validation.runs.paper import PublishedFigure
+from fsdpbench.lab.validation.runs.case import Case, Figure, PublishedFigure
 from fsdpbench.reports.result import Result
 
 from .claiming import ran_out, ratio

@@ -15,9 +15,15 @@ from fsdpbench.answers.check.records.sides import stored_side
 from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.settings import Settings
-from fsdpbench.engine.results.index import build_index, refresh_index
 from fsdpbench.engine.results.provenance import content_key, environment
-from fsdpbench.engine.results.store import INDEX_FILE, Store, StoredPoint, point_folder_name
+from fsdpbench.engine.results.store import (
+    INDEX_FILE,
+    Store,
+    StoredPoint,
+    build_index,
+    point_folder_name,
+    refresh_index,
+)
 from fsdpbench.reports.result import Cause, Result, Status
 
 

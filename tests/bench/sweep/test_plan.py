@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.answers.explain import advice, changes
+from fsdpbench.answers.explain import advice
 from fsdpbench.engine.results.machine_state import available_memory
 
 Plan = Callable[..., dict[str, Any]]
@@ -88,7 +88,7 @@ def test_where_nothing_fits_it_says_what_would_make_it_fit(
     fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wanted, every = "--batch 20000 --grad-accum 2", changes.changes_for
+    wanted, every = "--batch 20000 --grad-accum 2", advice.changes_for
     monkeypatch.setattr(
         advice, "changes_for", lambda config: [each for each in every(config) if each.write == wanted]
     )

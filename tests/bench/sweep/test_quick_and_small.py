@@ -16,9 +16,8 @@ from fsdpbench.cli.requests.request import SweepRequest, make_request
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep import prediction
-from fsdpbench.sweep.fitting import fitting_batches
 from fsdpbench.sweep.planning import make_config, without_absent
-from fsdpbench.sweep.prediction import as_simulated, cannot_fit, state_bytes
+from fsdpbench.sweep.prediction import as_simulated, cannot_fit, fitting_batches, state_bytes
 from fsdpbench.sweep.trials import Trial, simulate, with_room
 from fsdpbench.systems import get_system
 

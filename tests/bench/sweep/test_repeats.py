@@ -12,7 +12,7 @@ import pytest
 from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.settings import Settings
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.sweep.repeats import interleaved, merged
+from fsdpbench.sweep.runner import interleaved, merged
 
 
 def config(batch: int) -> Config:

@@ -16,7 +16,7 @@ from fsdpbench.base.settings import Value
 from fsdpbench.cli.requests.request import make_request
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
-from fsdpbench.sweep.repeats import first_run, merged
+from fsdpbench.sweep.runner import first_run, merged
 
 Speed = Callable[[Config], float]
 

@@ -15,8 +15,7 @@ from tiny_packages import COPIES, FAILS, NOTHING, SLOWER, environment, script, w
 from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.answers.upgrade import environments
 from fsdpbench.answers.upgrade.environments import Environment
-from fsdpbench.answers.upgrade.report import Upgrade
-from fsdpbench.answers.upgrade.runs import Run, Tried, bisect, compared, run_in
+from fsdpbench.answers.upgrade.runs import Run, Tried, Upgrade, bisect, compared, run_in
 from fsdpbench.base.errors import CannotJudgeError
 from fsdpbench.reports.result import Result
 

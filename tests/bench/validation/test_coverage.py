@@ -11,10 +11,9 @@ import pytest
 
 from fsdpbench.engine.results.residuals.widths import Condition, Quantity, Unknown, width_of
 from fsdpbench.lab.validation.coverage import HALF_WIDTH, groups_of, interval_bars, judged_runs
-from fsdpbench.lab.validation.page import write_page
 from fsdpbench.lab.validation.paper_network import Prediction, config_of
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
-from fsdpbench.lab.validation.text import as_dict, as_markdown
+from fsdpbench.lab.validation.text import as_dict, as_markdown, write_page
 from fsdpbench.reports.result import Result, Status
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "ci"))

@@ -9,8 +9,7 @@ import pytest
 from fsdpbench.base.errors import UsageError
 from fsdpbench.lab.validation.paper_network import config_of
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
-from fsdpbench.lab.validation.runs.framework_file import COLUMNS
-from fsdpbench.lab.validation.runs.runs_file import cases_of_file
+from fsdpbench.lab.validation.runs.runs_file import GENERAL_COLUMNS, cases_of_file
 from fsdpbench.sim.model.profile import load_profile
 
 ROW = {
@@ -26,8 +25,8 @@ ROW = {
 def cases(folder: Path, **changes: str) -> list[Case]:
     path = folder / "runs.csv"
     row = ROW | changes
-    values = (f'"{row[name]}"' for name in COLUMNS)
-    path.write_text(",".join(COLUMNS) + "\n" + ",".join(values) + "\n")
+    values = (f'"{row[name]}"' for name in GENERAL_COLUMNS)
+    path.write_text(",".join(GENERAL_COLUMNS) + "\n" + ",".join(values) + "\n")
     return cases_of_file(path)
 
 

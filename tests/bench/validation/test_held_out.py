@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.lab.validation.held_out import compare_held_out, held_out_cases, with_keys_of
+from fsdpbench.lab.validation.coverage import compare_held_out, held_out_cases, with_keys_of
 from fsdpbench.lab.validation.paper_network import Prediction, config_of
 from fsdpbench.lab.validation.runs.case import Case, Figure
 from fsdpbench.lab.validation.text import as_dict, as_markdown

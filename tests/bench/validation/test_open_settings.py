@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.lab.validation.judge import group_errors, judge
+from fsdpbench.lab.validation.coverage import group_errors, judge
 from fsdpbench.lab.validation.paper_network import Prediction, config_of, network_predictions
-from fsdpbench.lab.validation.runs.case import Figure
-from fsdpbench.lab.validation.runs.paper import known_cases
+from fsdpbench.lab.validation.runs.case import Figure, known_cases
 from fsdpbench.lab.validation.text import as_markdown
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.planning import not_applicable

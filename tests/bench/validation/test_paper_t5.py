@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpbench.lab.validation.judge import group_errors, judge
+from fsdpbench.lab.validation.coverage import group_errors, judge
 from fsdpbench.lab.validation.paper_network import Prediction, config_of
-from fsdpbench.lab.validation.runs.paper import known_cases
+from fsdpbench.lab.validation.runs.case import known_cases
 from fsdpbench.reports.result import Result
 
 

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from fsdpbench.base.errors import UsageError
-from fsdpbench.lab.validation.judge import judge
-from fsdpbench.lab.validation.page import write_page
+from fsdpbench.lab.validation.coverage import judge
 from fsdpbench.lab.validation.paper_network import Prediction, config_of
-from fsdpbench.lab.validation.runs.case import Case, Figure
-from fsdpbench.lab.validation.runs.paper import known_cases
+from fsdpbench.lab.validation.runs.case import Case, Figure, known_cases
 from fsdpbench.lab.validation.runs.runs_file import COLUMNS, cases_of_file
-from fsdpbench.lab.validation.text import as_dict, as_markdown
+from fsdpbench.lab.validation.text import as_dict, as_markdown, write_page
 from fsdpbench.reports.result import Result, Status
 
 ROW = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fsdpbench.reports.analysis.flight_recorder import Verdict, describe, judge_logs
 from fsdpbench.reports.readers import TraceError
-from fsdpbench.reports.readers.watchdog import find_logs
+from fsdpbench.reports.readers.flight_recorder import find_logs
 
 KINDS = ("ALLREDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "BROADCAST")
 TORCHES = ("1.13", "2.3", "2.11")

@@ -12,8 +12,7 @@ import pytest
 from fsdpbench.reports.analysis.out_of_memory import describe_report, read_oom_snapshot
 from fsdpbench.reports.analysis.snapshots import Holder
 from fsdpbench.reports.readers import TraceError
-from fsdpbench.reports.readers.oom_log import read_log
-from fsdpbench.reports.readers.out_of_memory import find_messages
+from fsdpbench.reports.readers.oom_log import find_messages, read_log
 
 GIB, MIB = 1 << 30, 1 << 20
 

@@ -17,15 +17,14 @@ import plotly.graph_objects as go
 import pytest
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
-from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
 from fsdpbench.reports.analysis.lateness import LateCause
+from fsdpbench.reports.analysis.model import Finding, Outcome, Suggestion, Verdict
 from fsdpbench.reports.analysis.processes import kept, pack, part_of, unpack
 from fsdpbench.reports.pages import load_run
 from fsdpbench.reports.pages.details import Detail, build_details
 from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.ranking import rank, varying_settings
-from fsdpbench.reports.pages.trace_parts import held_by_unit, held_table, ranks_table
-from fsdpbench.reports.pages.units_chart import CAUSES, units_chart
+from fsdpbench.reports.pages.trace_parts import CAUSES, held_by_unit, held_table, ranks_table, units_chart
 from fsdpbench.reports.readers import Trace, read_trace
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.pages import load_run, write_report
-from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
 from fsdpbench.reports.pages.ranking import metric_of, rank
+from fsdpbench.reports.pages.recommendation import code_to_copy, overview_chart
 
 
 def test_three_lines_one_chart_and_the_code_of_the_best(sweep: Path, tmp_path: Path) -> None:

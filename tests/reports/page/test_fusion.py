@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.pages import findings, load_run
-from fsdpbench.reports.pages.fusion import fusion_table
+from fsdpbench.reports.pages.comparisons import fusion_table
 from fsdpbench.reports.pages.ranking import rank, short_label, varying_settings
 
 

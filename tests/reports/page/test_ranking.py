@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpbench.reports.pages.overview import interval_findings
 from fsdpbench.reports.pages.ranking import (
     SAMPLES,
     TOKENS,
@@ -21,7 +20,7 @@ from fsdpbench.reports.pages.ranking import (
     values_of,
     varying_settings,
 )
-from fsdpbench.reports.pages.recommendation import best_lines
+from fsdpbench.reports.pages.recommendation import best_lines, interval_findings
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import ConfigFile, Interval, PeakMemory, Result
 from fsdpbench.reports.result import Status as Ended

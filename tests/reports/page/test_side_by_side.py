@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reports.pages.side_by_side import differences, ratios
+from fsdpbench.reports.pages.comparisons import differences, ratios
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import ConfigFile, Repeats, Result
 from fsdpbench.reports.result import Status as Ended

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fsdpbench.reports.analysis import analyze
 from fsdpbench.reports.analysis.memory import memory_curve
 from fsdpbench.reports.analysis.text import describe
-from fsdpbench.reports.analysis.timeline import stream_rows
+from fsdpbench.reports.pages.timeline import stream_rows
 from fsdpbench.reports.readers import TraceError, read_trace
 
 relaxed = settings(

@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 
+from fsdpbench.sim.followers.memory_history import take_snapshot
 from fsdpbench.sim.model.allocator import (
     AllocatorConf,
     AllocatorEvent,
     CachingAllocator,
-    take_snapshot,
 )
 
 MIB, GIB = 1 << 20, 1 << 30

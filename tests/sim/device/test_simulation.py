@@ -131,4 +131,4 @@ def test_registering_alone_leaves_torch_as_it_was() -> None:
     from device_training import start
 
     start()
-    assert torch.nn.Module.__call__.__module__ == "fsdpbench.sim.torch_device.patches.annotations"
+    assert torch.nn.Module.__call__.__module__ == "fsdpbench.sim.torch_device.patches.torch_patches"

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.configuration.lengths import LengthSettings
-from fsdpbench.base.configuration.soak import SoakSettings
+from fsdpbench.base.configuration.soak import LengthSettings, SoakSettings
 from fsdpbench.base.settings import Settings
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.measuring.soak import Soak, shapes_of

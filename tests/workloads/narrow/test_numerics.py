@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fsdpbench.workloads.layers import Projection
 from fsdpbench.workloads.narrow import blocks
-from fsdpbench.workloads.narrow.projection import NarrowProjection
+from fsdpbench.workloads.narrow.blocks import NarrowProjection
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 Three = tuple[Tensor, Tensor, Tensor]

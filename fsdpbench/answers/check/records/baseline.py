@@ -3,28 +3,203 @@
 Simulated figures are exact for one version of torch, so a baseline holds one set a torch version (its minor
 one); the space they belong to is in it too, so that `fsdpbench check` can run the same sweep again. A set
 carries its provenance: versions, revision, date, command, and what its figures belong to. It names no host.
+
+Committed files are typed structs: unknown keys are refused with the nearest names.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+import difflib
+import enum
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from fsdpbench.answers.check.metrics import ALL
 from fsdpbench.answers.check.records.entries import Entry
-from fsdpbench.answers.check.records.strict import check_names, strictly
-from fsdpbench.answers.check.records.surroundings import Surroundings
 from fsdpbench.base.errors import CannotJudgeError, UsageError, written
-from fsdpbench.base.files.documents import to_json
-from fsdpbench.base.files.whole_files import write_whole
-from fsdpbench.base.reading import JsonObject, read_json
+from fsdpbench.base.files.documents import converted, to_json
+from fsdpbench.base.reading import JsonObject, one_line, read_json
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.provenance import git_revision, versions
 from fsdpbench.engine.results.records import Status
 
 SCHEMA = 1
+T = TypeVar("T")
+Part = tuple[str, object, Any]
+"""Where it stands, what is there, and the type that it should have."""
+
+_LONGEST_SHOWN = 60
+_NEAR = 3
+
+
+def strictly(content: object, kind: type[T], origin: str) -> T:
+    """Return `content` as a struct `kind`. Raises `UsageError` with `origin`, key and what it must be."""
+    # Ahead of the conversion, which stops at an unknown key and offers no name.
+    _refuse_unknown(("", content, kind), origin)
+    try:
+        return converted(content, kind)
+    except msgspec.ValidationError:
+        where, value, wanted = _culprit(("", content, kind))
+        shown = one_line(repr(value), _LONGEST_SHOWN)
+        raise UsageError(f"{origin}: {where or 'it'} must be {_words(wanted)}, not {shown}") from None
+
+
+def check_names(names: Iterable[str], known: Iterable[str], origin: str, where: str, what: str) -> None:
+    """Raise `UsageError` for the first of `names` that is not `known`, with the nearest that are."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name[:_LONGEST_SHOWN], known, n=_NEAR, cutoff=0.4)
+            offer = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+            raise UsageError(f"{origin}: {_below(where, name)} is not a {what}; {offer}")
+
+
+def _refuse_unknown(part: Part, origin: str) -> None:
+    where, value, kind = part
+    if isinstance(value, Mapping) and _is_struct(kind) and kind.__struct_config__.forbid_unknown_fields:
+        fields = [field.encode_name for field in msgspec.structs.fields(kind)]
+        check_names(value, fields, origin, where, "key")
+    for inner in _parts(part):
+        _refuse_unknown(inner, origin)
+
+
+def _culprit(part: Part) -> Part:
+    """Return the innermost part that has not its type; a missing key is its object's fault."""
+    for inner in _parts(part):
+        try:
+            converted(inner[1], inner[2])
+        except msgspec.ValidationError:
+            return _culprit(inner)
+    return part
+
+
+def _parts(part: Part) -> Iterator[Part]:
+    where, value, kind = part
+    if isinstance(value, Mapping) and _is_struct(kind):
+        types_of = {field.encode_name: _without_none(field.type) for field in msgspec.structs.fields(kind)}
+        yield from ((_below(where, name), value[name], types_of[name]) for name in value if name in types_of)
+    elif isinstance(value, Mapping) and typing.get_origin(kind) is dict:
+        inner = typing.get_args(kind)[1]
+        yield from ((_below(where, name), item, inner) for name, item in value.items())
+    elif isinstance(value, list) and typing.get_origin(kind) is list:
+        (inner,) = typing.get_args(kind)
+        yield from ((f"{where}[{index}]", item, inner) for index, item in enumerate(value))
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _without_none(kind: Any) -> Any:
+    if isinstance(kind, types.UnionType) and types.NoneType in typing.get_args(kind):
+        return next(inner for inner in typing.get_args(kind) if inner is not types.NoneType)
+    return kind
+
+
+def _words(kind: Any) -> str:
+    """Return a type as people say it."""
+    if typing.get_origin(kind) is typing.Annotated:
+        _, meta = typing.get_args(kind)
+        pairs = (meta.ge, meta.gt), (meta.le, meta.lt)
+        low, high = (next((limit for limit in pair if limit is not None), None) for pair in pairs)
+        return f"a number from {low:g}" + (f" up to {high:g}" if high is not None else " up")
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(str, typing.get_args(kind)))
+    if _is_struct(kind):
+        needed = [field.encode_name for field in msgspec.structs.fields(kind) if field.required]
+        return f"a table with {', '.join(needed)}" if needed else "a table"
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return f"one of {', '.join(str(each.value) for each in kind)}"
+    plain = {dict: "a table", list: "a list", str: "text", int: "a whole number", float: "a number"}
+    return plain.get(typing.get_origin(kind) or kind, str(kind))
+
+
+def _below(where: str, name: str) -> str:
+    shown = one_line(name, _LONGEST_SHOWN)
+    return f"{where}.{shown}" if where else shown
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Facts that figures depend on besides configurations; only sides that are alike in them are compared.
+
+    Simulated figures depend on torch, the simulated hardware, and the model. Measured ones depend on the
+    machine as well; that is its kind, not its name, so that two machines of one kind may be compared. `facts`
+    by name; several values of one name are joined.
+    """
+
+    facts: Mapping[str, str]
+
+    @property
+    def is_exact(self) -> bool:
+        return self.facts.get("device") == "sim"
+
+    def differences(self, other: Surroundings) -> list[str]:
+        """Return one line for each fact that differs; of two devices only that: the rest follows."""
+        names = dict.fromkeys([*self.facts, *other.facts])
+        if self.facts.get("device") != other.facts.get("device"):
+            names = dict.fromkeys(["device"])
+        return [
+            f"{name}: {self.facts.get(name, 'unknown')} against {other.facts.get(name, 'unknown')}"
+            for name in names
+            if self.facts.get(name) != other.facts.get(name)
+        ]
+
+
+def require_alike(before: Surroundings, after: Surroundings) -> None:
+    """Raise `CannotJudgeError` naming everything that differs."""
+    differences = before.differences(after)
+    if differences:
+        raise CannotJudgeError(
+            f"the sides differ in what must be equal, so nothing can be concluded: {'; '.join(differences)}"
+        )
+
+
+def surroundings_of(results: Iterable[Mapping[str, Any]]) -> Surroundings:
+    """Return the surroundings of all results of a side."""
+    values: dict[str, set[str]] = {}
+    for result in results:
+        for name, value in _facts(result).items():
+            values.setdefault(name, set()).add(value)
+    return Surroundings({name: ", ".join(sorted(found)) for name, found in values.items()})
+
+
+def _facts(result: Mapping[str, Any]) -> dict[str, str]:
+    config, environment = result.get("config") or {}, result.get("environment") or {}
+    versions = environment.get("versions") or {}
+    shape = config.get("shape") or {}
+    facts = {
+        "device": str(result.get("device")),
+        "hardware": str((result.get("hardware") or {}).get("name")),
+        "torch": _minor(versions.get("torch")),
+        "model": str(config.get("model")),
+        **{f"shape {name}": str(value) for name, value in sorted(shape.items())},
+        "gpus_per_node": str(config.get("gpus_per_node")),
+        **{name: str(config[name]) for name in ("gpus_used_per_node",) if config.get(name)},
+        "data": str(config.get("data")),
+    }
+    if facts["device"] == "sim":
+        return facts
+    machine = environment.get("machine") or {}
+    facts |= {
+        "python": _minor(versions.get("python")),
+        "processor": str(machine.get("processor")),
+        "cores": str(machine.get("cores")),
+    }
+    for name, value in (environment.get("variables") or {}).items():
+        facts[f"variable {name}"] = str(value)
+    return facts
+
+
+def _minor(version: object) -> str:
+    return ".".join(str(version).split("+")[0].split(".")[:2])
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,23 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.answers.check.metrics import (
-    ALL,
-    ALWAYS_KNOWN,
-    METRICS,
-    Figure,
-    Unusable,
-    by_metric,
-    checked,
-    checked_run,
-    contradictions,
-    figures_of,
-)
+from fsdpbench.answers.check import metrics
+from fsdpbench.answers.check.metrics import contradictions
 from fsdpbench.base.reading import JsonObject
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.consistency import broken_rules, values_of
 
-Figures = Mapping[str, Figure]
+Figures = Mapping[str, metrics.Figure]
 
 _WORST_FIRST = (
     Status.CRASH, Status.TIMEOUT, Status.ERROR, Status.RACE, Status.RANK_MISMATCH, Status.OOM,
@@ -47,7 +37,7 @@ class Entry:
     contradictions: tuple[Mapping[str, str], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        runs = tuple(checked_run(run) for run in self.runs)
+        runs = tuple(metrics.checked_run(run) for run in self.runs)
         object.__setattr__(self, "runs", runs)
         found: Sequence[Mapping[str, str]] = self.contradictions or [{}] * len(runs)
         both = ({**contradictions(self.device, run), **own} for run, own in zip(runs, found, strict=True))
@@ -64,16 +54,16 @@ class Entry:
     def problem(self, metric: str) -> str | None:
         """Return why the figure cannot be judged: what a run has in its place, or that only some know it."""
         for run in self.runs:
-            if isinstance(broken := run.get(metric), Unusable):
+            if isinstance(broken := run.get(metric), metrics.Unusable):
                 return f"is {broken}{self._in_one}"
-        if metric not in METRICS:
+        if metric not in metrics.METRICS:
             return None
         known = len(self.values(metric))
         if 0 < known < len(self.runs):
             return f"is unknown in {len(self.runs) - known} of {len(self.runs)} runs"
         if self.is_exact and len(set(self.values(metric))) > 1:
             return "differs between runs of a simulation, which is exact"
-        if metric == ALWAYS_KNOWN and not known:
+        if metric == metrics.ALWAYS_KNOWN and not known:
             return "is unknown"
         return None
 
@@ -88,7 +78,7 @@ class Entry:
 
     def flaws(self) -> dict[str, str]:
         """Return why figures cannot be judged, by name; also of those that others rest on."""
-        named = [*ALL, *(name for found in self.contradictions for name in found)]
+        named = [*metrics.ALL, *(name for found in self.contradictions for name in found)]
         reasons = ((name, self.problem(name) or self.doubt(name)) for name in named)
         return {name: why for name, why in reasons if why is not None}
 
@@ -99,7 +89,7 @@ class Entry:
     @property
     def known(self) -> list[JsonObject]:
         """Return the known figures of each run, as a baseline's file has them."""
-        return [{name: run[name] for name in ALL if run[name] is not None} for run in self.runs]
+        return [{name: run[name] for name in metrics.ALL if run[name] is not None} for run in self.runs]
 
 
 def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
@@ -113,28 +103,28 @@ def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
         values = values_of(result)
         if number and isinstance(steps, list) and len(steps) == len(results):
             values["step_time_s_in_repeats"] = steps[number]
-        figures = figures_of(values)
+        figures = metrics.figures_of(values)
         if result.get("repeats") is not None and isinstance(figures["step_time_s"], int | float):
             figures["step_time_s"] = _own_step(result["repeats"], alone=len(results) == 1)
         if status is Status.OK:
             runs.append(figures)
-            against.append(by_metric(broken_rules(values)))
+            against.append(metrics.by_metric(broken_rules(values)))
     cause = _cause(results, statuses, worst)
     return Entry(worst, results[0]["device"], tuple(runs) or (figures,), cause, tuple(against))
 
 
-def _own_step(repeats: object, alone: bool) -> Figure:
+def _own_step(repeats: object, alone: bool) -> metrics.Figure:
     """Return the first run's step time, from what the store merged into its result. `alone`: no others."""
     if not isinstance(repeats, Mapping):
-        return Unusable.of(repeats, "repeats is not an object")
+        return metrics.Unusable.of(repeats, "repeats is not an object")
     steps, samples = repeats.get("step_time_s"), repeats.get("samples_s")
     if not isinstance(steps, list) or not steps:
-        return Unusable.of(steps, "repeats.step_time_s is not a list of times")
+        return metrics.Unusable.of(steps, "repeats.step_time_s is not a list of times")
     if not isinstance(samples, list) or not all(isinstance(run, list) for run in samples):
-        return Unusable.of(samples, "repeats.samples_s is not a list of samples of each run")
+        return metrics.Unusable.of(samples, "repeats.samples_s is not a list of samples of each run")
     if alone and repeats.get("failed"):
-        return Unusable.of(repeats["failed"], "runs failed, and how is not known here")
-    return checked(METRICS["step_time_s"], steps[0])
+        return metrics.Unusable.of(repeats["failed"], "runs failed, and how is not known here")
+    return metrics.checked(metrics.METRICS["step_time_s"], steps[0])
 
 
 def _cause(results: Sequence[Mapping[str, Any]], statuses: Sequence[Status], worst: Status) -> str | None:

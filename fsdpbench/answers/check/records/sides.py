@@ -17,10 +17,15 @@ import msgspec
 
 from fsdpbench.answers.check import LEAVE_OUT as FLAG
 from fsdpbench.answers.check.metrics import with_records
-from fsdpbench.answers.check.records.baseline import Baseline, is_baseline
+from fsdpbench.answers.check.records.baseline import (
+    Baseline,
+    Surroundings,
+    check_names,
+    is_baseline,
+    strictly,
+    surroundings_of,
+)
 from fsdpbench.answers.check.records.entries import Entry, entry_of
-from fsdpbench.answers.check.records.strict import check_names, strictly
-from fsdpbench.answers.check.records.surroundings import Surroundings, surroundings_of
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.simulated_cuda import VARIABLE
 from fsdpbench.base.errors import CannotJudgeError, UsageError

@@ -2,7 +2,6 @@
 
 from fsdpbench.sim.model.allocator.caching import CachingAllocator
 from fsdpbench.sim.model.allocator.conf import AllocatorConf, AllocatorConfError, AllocatorCosts
-from fsdpbench.sim.model.allocator.snapshot import take_snapshot
 from fsdpbench.sim.model.allocator.types import (
     AllocatorAction,
     AllocatorClock,

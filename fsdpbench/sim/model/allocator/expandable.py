@@ -10,15 +10,8 @@ a new segment. So a large free block at the end is never too small, only not yet
 
 from __future__ import annotations
 
+from fsdpbench.sim.model.allocator import pools
 from fsdpbench.sim.model.allocator.driver import DeviceMemory
-from fsdpbench.sim.model.allocator.pools import (
-    LARGE_SEGMENT,
-    SMALL_SEGMENT,
-    BlockPool,
-    merge,
-    split_back,
-    split_front,
-)
 from fsdpbench.sim.model.allocator.stats import AllocatorStats
 from fsdpbench.sim.model.allocator.types import Block
 
@@ -44,7 +37,7 @@ class ExpandableSegments:
         self._stats = stats
         self._limit = limit_bytes
 
-    def allocate(self, pool: BlockPool, size: int, stream: int) -> Block | None:
+    def allocate(self, pool: pools.BlockPool, size: int, stream: int) -> Block | None:
         """Return a free mapped block (in no pool) of at least `size` bytes, or None if memory runs out."""
         block = self._find(pool, size, stream)
         if not block.mapped and not self._map(block, min(block.size, size), pool):
@@ -59,7 +52,7 @@ class ExpandableSegments:
         pool.remove(block)
         return block
 
-    def release(self, block: Block, pool: BlockPool) -> int:
+    def release(self, block: Block, pool: pools.BlockPool) -> int:
         """Unmap the whole pages inside a free block (in the pool); return the bytes released."""
         segment = block.expandable
         assert isinstance(segment, ExpandableSegment)
@@ -70,20 +63,20 @@ class ExpandableSegments:
             return 0
         pool.remove(block)
         if first > block.address:
-            pool.insert(split_front(block, first - block.address, pool))
+            pool.insert(pools.split_front(block, first - block.address, pool))
         if last < block.address + block.size:
-            pool.insert(split_back(block, last - block.address, pool))
+            pool.insert(pools.split_back(block, last - block.address, pool))
         self._device.unmap_pages(last - first, page, block.stream)
         segment.mapped_pages -= (last - first) // page
         block.mapped = False
-        merge(block, block.prev, pool)
-        merge(block, block.next, pool)
+        pools.merge(block, block.prev, pool)
+        pools.merge(block, block.next, pool)
         pool.insert_unmapped(block)
         self._stats.segment(pool.is_small, 0, first - last)
         self._stats.num_device_free += 1
         return last - first
 
-    def _find(self, pool: BlockPool, size: int, stream: int) -> Block:
+    def _find(self, pool: pools.BlockPool, size: int, stream: int) -> Block:
         """Return the first block to map `size` bytes from: unmapped, or free before an unmapped one."""
         for _, _, unmapped in pool.unmapped.get(stream, ()):
             start = unmapped
@@ -92,7 +85,7 @@ class ExpandableSegments:
                 start = before
             if _has_room(start, size):
                 return start
-        page = SMALL_SEGMENT if pool.is_small else LARGE_SEGMENT
+        page = pools.SMALL_SEGMENT if pool.is_small else pools.LARGE_SEGMENT
         # An eighth more addresses than the device has memory: one segment nearly always suffices.
         span = -(-(self._device.capacity_bytes * 9 // 8) // page) * page
         segment = ExpandableSegment(self._device.reserve_addresses(span), span, page, stream)
@@ -102,7 +95,7 @@ class ExpandableSegments:
         pool.insert_unmapped(block)
         return block
 
-    def _map(self, block: Block, size: int, pool: BlockPool) -> bool:
+    def _map(self, block: Block, size: int, pool: pools.BlockPool) -> bool:
         """Map the first `size` bytes (rounded up to pages) of an unmapped block into the pool."""
         segment = block.expandable
         assert isinstance(segment, ExpandableSegment)
@@ -113,11 +106,11 @@ class ExpandableSegments:
             return False
         pool.remove_unmapped(block)
         if mapped < block.size:
-            pool.insert_unmapped(split_back(block, mapped, pool))
+            pool.insert_unmapped(pools.split_back(block, mapped, pool))
         block.mapped = True
         segment.mapped_pages += mapped // page
-        merge(block, block.prev, pool)
-        merge(block, block.next, pool)
+        pools.merge(block, block.prev, pool)
+        pools.merge(block, block.next, pool)
         pool.insert(block)
         self._stats.segment(pool.is_small, 0, mapped)
         self._stats.num_device_alloc += 1

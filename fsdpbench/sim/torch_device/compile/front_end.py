@@ -20,15 +20,8 @@ from fsdpbench.base.torch_internals import (
     patch,
     trace_rules,
 )
+from fsdpbench.sim.torch_device.compile import refusals
 from fsdpbench.sim.torch_device.compile.plan_cache import check_code_on_disk, choose_folder
-from fsdpbench.sim.torch_device.compile.refusals import (
-    REFUSED_OPTIONS,
-    REPORT,
-    CompileRefusedError,
-    place_of,
-    refusal_behind,
-    refuse_options,
-)
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to, use_real_dynamo
 from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 
@@ -40,7 +33,7 @@ _CUDA_GRAPHS = "triton.cudagraphs"
 
 def compile_report() -> dict[str, object] | None:
     """Return the report of this process's compilations for the result, or None if there were none."""
-    return REPORT.to_dict() if install.cache_info().currsize else None
+    return refusals.REPORT.to_dict() if install.cache_info().currsize else None
 
 
 @functools.cache
@@ -73,9 +66,9 @@ def lower_backwards_with_forwards() -> None:
     functorch_config.force_non_lazy_backward_lowering = True
 
 
-def _as_it_is(refusal: CompileRefusedError) -> Exception:
+def _as_it_is(refusal: refusals.CompileRefusedError) -> Exception:
     """Return the refusal as one of Dynamo's own errors, which it does not wrap: users see its first line."""
-    shown = type("CompileRefusedError", (ShortenTraceback, CompileRefusedError), {})
+    shown = type("CompileRefusedError", (ShortenTraceback, refusals.CompileRefusedError), {})
     error: Exception = shown(str(refusal), first_useful_frame=None)
     return error
 
@@ -111,7 +104,7 @@ def _noticing_limit(original: Callable[..., Any], *args: Any) -> Any:
     found = original(*args)
     code = sys._getframe(2).f_locals.get("code")
     if found[0] and code is not None:
-        REPORT.past_limit[place_of(code)] += 1
+        refusals.REPORT.past_limit[refusals.place_of(code)] += 1
     return found
 
 
@@ -157,14 +150,16 @@ def _compile_by_device(
         with around(), _as_simulated(captures):
             try:
                 config = lowering.inductor_config  # the settings for all that it compiles
-                of_all = {name: getattr(config, name) for name in REFUSED_OPTIONS if hasattr(config, name)}
-                refuse_options({**of_all, **patches})
+                of_all = {
+                    name: getattr(config, name) for name in refusals.REFUSED_OPTIONS if hasattr(config, name)
+                }
+                refusals.refuse_options({**of_all, **patches})
                 return original(model, inputs, inner_compile=functools.partial(lower, captures), **options)
             except Exception as error:
-                refusal = refusal_behind(error)
+                refusal = refusals.refusal_behind(error)
                 if refusal is None:
                     raise
-                REPORT.refused[str(refusal)] += 1
+                refusals.REPORT.refused[str(refusal)] += 1
                 raise _as_it_is(refusal) from None
 
     return compile_fx

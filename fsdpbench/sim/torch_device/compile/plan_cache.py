@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.torch_internals import inductor_default_cache_dir, patch
+from fsdpbench.base.writing import write_whole
 from fsdpbench.sim.torch_device.compile import ASKED_FOLDER, CACHE_VARIABLE
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 

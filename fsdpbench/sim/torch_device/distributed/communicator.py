@@ -19,9 +19,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed import Work
 
 from fsdpbench.sim.model.timeline import Marker, Timeline
@@ -29,7 +30,6 @@ from fsdpbench.sim.model.timeline import Work as WorkKind
 from fsdpbench.sim.model.trace_recorder import CollectiveRecord, KernelRecord
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveWork
-from fsdpbench.sim.torch_device.distributed.membership import Membership, total_bytes
 from fsdpbench.sim.torch_device.distributed.refusals import refuse_strided
 from fsdpbench.sim.torch_device.distributed.symmetric import gathers_by_copy_engines
 from fsdpbench.sim.torch_device.operators.known_values import follow_collective
@@ -37,9 +37,95 @@ from fsdpbench.sim.torch_device.operators.plans import inputs_text
 from fsdpbench.sim.torch_device.strict.words import scalar_type
 from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor, use_on_stream
 
+if TYPE_CHECKING:
+
+    class _ProcessGroup:
+        def __init__(self, rank: int, size: int) -> None: ...
+
+else:
+    _ProcessGroup = dist.ProcessGroup
+
 _MAIN_THREAD = threading.main_thread().ident
 # The plain query, also under observers: this is not a query by the program.
 _has_passed = Timeline.has_passed
+
+
+class Membership(_ProcessGroup):
+    """One communicator. `ranks` are the global ranks of its members."""
+
+    supports_splitting = False
+    supports_coalescing = True
+    backend_name: str
+
+    def __init__(self, rank: int, size: int, ranks: Sequence[int], name: str) -> None:
+        super().__init__(rank, size)
+        self._rank_in_group = rank
+        self._group_size = size
+        self._ranks = as_range(ranks)
+        self._name = name
+        self._description = "default_pg" if name == "0" else "undefined"
+
+    def rank(self) -> int:
+        """Return the rank in this group."""
+        return self._rank_in_group
+
+    def size(self) -> int:
+        """Return the number of members."""
+        return self._group_size
+
+    def name(self) -> str:
+        """Return the name of the backend."""
+        return self.backend_name
+
+    getBackendName = name  # noqa: N815 (torch's name)
+
+    @property
+    def group_name(self) -> str:
+        """Return torch's name of the group."""
+        return self._name
+
+    pg_name = group_name
+
+    @property
+    def group_desc(self) -> str:
+        """Return the purpose of the group."""
+        return self._description
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Return the global ranks of the members."""
+        return self._ranks
+
+    def _get_backend(self, device: Any) -> Membership:
+        return self
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
+    def shutdown(self) -> None:
+        """Do nothing: nothing runs."""
+
+    abort = shutdown
+
+
+def total_bytes(*tensors: torch.Tensor) -> int:
+    """Return the bytes of all elements."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def as_range(ranks: Sequence[int]) -> Sequence[int]:
+    """Return evenly spaced ranks as a range, so that later uses need not iterate over them."""
+    if len(ranks) < 2:
+        return range(ranks[0], ranks[0] + 1) if ranks else range(0)
+    step = ranks[1] - ranks[0]
+    candidate = range(ranks[0], ranks[-1] + (1 if step > 0 else -1), step or 1)
+    return candidate if list(candidate) == list(ranks) else tuple(ranks)
 
 
 class Collective(NamedTuple):

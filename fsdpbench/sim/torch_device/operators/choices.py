@@ -18,16 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.tensors import (
-    Choice,
-    Chosen,
-    Listed,
-    Share,
-    is_on_device,
-    record_of,
-    remember,
-)
 
 _OF_ALL = {"clone", "_to_copy", "cat", "stack", "copy_", "expand_copy", "view_copy", "contiguous"}
 """Operators whose result has what all of their tensors have in common."""
@@ -44,28 +36,28 @@ _SUMS = {"sum", "count_nonzero"}
 class Found(NamedTuple):
     """A result's choice, and the number that all of its elements are."""
 
-    choice: Choice | None = None
+    choice: tensors.Choice | None = None
     number: int | None = None
 
 
-def choice_of(tensor: torch.Tensor) -> Choice | None:
+def choice_of(tensor: torch.Tensor) -> tensors.Choice | None:
     """Return the known choice of a tensor of the device."""
-    record = record_of(tensor.untyped_storage()) if is_on_device(tensor) else None
+    record = tensors.record_of(tensor.untyped_storage()) if tensors.is_on_device(tensor) else None
     return None if record is None else record.choice
 
 
-def mark(tensor: torch.Tensor, choice: Choice | None) -> None:
+def mark(tensor: torch.Tensor, choice: tensors.Choice | None) -> None:
     """Attach a choice to the storage of `tensor`; None removes it."""
-    record = record_of(tensor.untyped_storage())
+    record = tensors.record_of(tensor.untyped_storage())
     if record is not None and (choice is not None or record.choice is not None):
-        is_number = choice is not None and not isinstance(choice, Listed)
-        remember(record, record.known if is_number else None, choice)
+        is_number = choice is not None and not isinstance(choice, tensors.Listed)
+        tensors.remember(record, record.known if is_number else None, choice)
 
 
 def rows_of(mask: torch.Tensor) -> int | None:
     """Return the number of true elements of a mask; None if it depends on data."""
     share = choice_of(mask)
-    if not isinstance(share, Share):
+    if not isinstance(share, tensors.Share):
         numbers = whole_numbers(mask)
         return None if numbers is None else int(torch.count_nonzero(placed(numbers, mask)))
     if not mask.numel():
@@ -75,13 +67,18 @@ def rows_of(mask: torch.Tensor) -> int | None:
 
 def whole_numbers(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return all numbers of a tensor's storage in a row, on the host; None if unknown or not whole."""
-    record = record_of(tensor.untyped_storage())
+    record = tensors.record_of(tensor.untyped_storage())
     if record is None or tensor.is_floating_point() or tensor.is_complex():
         return None
-    if isinstance(record.choice, Listed):
+    if isinstance(record.choice, tensors.Listed):
         return record.choice.values.view(tensor.dtype)
     known = record.known
-    if known is None or record.choice is not None or record.nbytes > MOST_LISTED or known.assumed > 1:
+    if (
+        known is None
+        or record.choice is not None
+        or record.nbytes > MOST_LISTED
+        or known.assumed is tensors.Assumed.ANSWER
+    ):
         return None
     if known.value.dtype is not tensor.dtype:
         return None  # its bytes are other numbers there
@@ -98,20 +95,20 @@ def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the numbers of a tensor that came from the host, or a part of them; None for others."""
     listed = choice_of(tensor)
     is_whole = not (tensor.is_floating_point() or tensor.is_complex())
-    return placed(listed.values, tensor) if isinstance(listed, Listed) and is_whole else None
+    return placed(listed.values, tensor) if isinstance(listed, tensors.Listed) and is_whole else None
 
 
 def followed_choice(
     name: str,
     args: Sequence[Any],
     taken: Sequence[torch.Tensor],
-    choices: Sequence[Choice | None],
+    choices: Sequence[tensors.Choice | None],
     results: Sequence[torch.Tensor],
 ) -> Found:
     """Return the choice of the result of the operator `name`, whose tensors `taken` have these choices."""
     if name in _SCATTERS:
         return Found(_one_hot(args))
-    if any(isinstance(choice, Listed) for choice in choices):
+    if any(isinstance(choice, tensors.Listed) for choice in choices):
         return Found()
     first = choices[0] if name != "copy_" else choices[-1]
     if name in _OF_ALL:
@@ -119,24 +116,24 @@ def followed_choice(
         return Found(first if same else None)
     if name in _OF_FIRST:
         return Found(first)
-    if isinstance(first, Chosen):
+    if isinstance(first, tensors.Chosen):
         if name in ("max", "amax") and results and results[0].numel() == 1:
             return Found(number=first.among - 1)
         return Found(_compared_choice(name, args, first))
-    if not isinstance(first, Share):
+    if not isinstance(first, tensors.Share):
         return Found()
     if name in _NEGATIONS:
-        return Found(Share(1 - first.of_all, True))
+        return Found(tensors.Share(1 - first.of_all, True))
     if name in _LARGEST | _SUMS and results and results[0].numel():
         return _reduced(name, first, taken[0].numel() // results[0].numel())
     return Found(_compared_share(name, args, first))
 
 
-def _one_hot(args: Sequence[Any]) -> Share | None:
+def _one_hot(args: Sequence[Any]) -> tensors.Share | None:
     """Return the choice of `zeros.scatter(dim, chosen, 1)`, or of weights instead of 1."""
     target, dim, index, value = args[:4]
     chosen = choice_of(index)
-    if not isinstance(chosen, Chosen) or not target.numel() or target.shape[dim] != chosen.among:
+    if not isinstance(chosen, tensors.Chosen) or not target.numel() or target.shape[dim] != chosen.among:
         return None
     is_one = not isinstance(value, torch.Tensor) and value == 1
     if not is_one and not (isinstance(value, torch.Tensor) and value.is_floating_point()):
@@ -144,10 +141,10 @@ def _one_hot(args: Sequence[Any]) -> Share | None:
     if is_one and ACCELERATOR.on_value is not None:
         answer = f"balanced: all of {chosen.among} as often; what a capacity drops is not known"
         ACCELERATOR.on_value("one_hot", answer, False)
-    return Share(min(Fraction(1), Fraction(index.numel(), target.numel())), is_one)
+    return tensors.Share(min(Fraction(1), Fraction(index.numel(), target.numel())), is_one)
 
 
-def _compared_choice(name: str, args: Sequence[Any], chosen: Chosen) -> Share | None:
+def _compared_choice(name: str, args: Sequence[Any], chosen: tensors.Chosen) -> tensors.Share | None:
     """Return the choice of `chosen == expert`: a number, one element, or all in the last dimension."""
     if name not in ("eq", "ne") or choice_of(args[0]) != chosen:
         return None
@@ -157,26 +154,26 @@ def _compared_choice(name: str, args: Sequence[Any], chosen: Chosen) -> Share | 
         if not every:
             return None
     share = Fraction(1, chosen.among)
-    return Share(share if name == "eq" else 1 - share, True)
+    return tensors.Share(share if name == "eq" else 1 - share, True)
 
 
-def _compared_share(name: str, args: Sequence[Any], share: Share) -> Share | None:
+def _compared_share(name: str, args: Sequence[Any], share: tensors.Share) -> tensors.Share | None:
     """Return the choice of a mask compared with 0 or 1: the mask or its complement."""
     if name not in ("eq", "ne", "gt", "ge") or isinstance(args[1], torch.Tensor):
         return None
     against = (name, args[1])
     if against == ("eq", 0):
-        return Share(1 - share.of_all, True)
+        return tensors.Share(1 - share.of_all, True)
     same = against in (("ne", 0), ("gt", 0)) or (share.ones and against in (("eq", 1), ("ge", 1)))
-    return Share(share.of_all, True) if same else None
+    return tensors.Share(share.of_all, True) if same else None
 
 
-def _reduced(name: str, share: Share, elements: int) -> Found:
+def _reduced(name: str, share: tensors.Share, elements: int) -> Found:
     """Reduce over so many elements; once one of them is expected to be true, the result is a number."""
     expected = share.of_all * elements
     if expected < 1:
-        return Found(Share(expected, share.ones))
+        return Found(tensors.Share(expected, share.ones))
     if not share.ones and name not in ("any", "count_nonzero"):
-        return Found(Share(Fraction(1), False))  # sums of weights
+        return Found(tensors.Share(Fraction(1), False))  # sums of weights
     number = 1 if name in _LARGEST else round(expected)
-    return Found(Share(Fraction(1), number == 1), number)
+    return Found(tensors.Share(Fraction(1), number == 1), number)

@@ -7,6 +7,12 @@ finite, equal to themselves, and equal to no number. Everything else is unknown,
     isfinite(x)  ──>  (x == x) * (x.abs() != inf)      each of these is known, and so is the product
     count = torch.tensor(4).cuda(); all_reduce(count)  4 x ranks, if all of them hold the same
 
+Operators on whole numbers from the host are computed on the host beside, so that they stay known:
+
+    labels.masked_fill(mask == 0, -100) != -100        a mask whose count is known: x[mask] has a length
+    counts.cumsum(0), pad(counts), cat([zero, ends])   offsets, also of a router's balanced counts
+    labels[:, 5:] = ids[:, 5:], labels.fill_(0)        written in place, also through a view
+
 A value belongs to a storage and is the same for all of its elements; views share it, `DTensor`s have it in
 their local tensors. Writing anything else into the storage clears it. `assumed`: it is a guess.
 """
@@ -23,11 +29,18 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.operators.choices import MOST_LISTED, choice_of, followed_choice, mark
-from fsdpbench.sim.torch_device.operators.host_numbers import computed
+from fsdpbench.sim.torch_device.operators.choices import (
+    MOST_LISTED,
+    choice_of,
+    followed_choice,
+    mark,
+    placed,
+    whole_numbers,
+)
 from fsdpbench.sim.torch_device.strict.shapes import INDEXING, known_bounds, refuse_out_of_range
 from fsdpbench.sim.torch_device.strict.words import UNDECLARED_WRITES, bind, packet_of
 from fsdpbench.sim.torch_device.tensors import (
+    Assumed,
     Known,
     Listed,
     forget,
@@ -47,9 +60,71 @@ _OF_ITSELF = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt"
 _SAME = {
     "clone", "_to_copy", "cat", "stack", "mean", "amax", "amin", "max", "min", "all", "any", "expand_copy",
 }  # fmt: skip
+_COMPUTED = {
+    "sum", "count_nonzero", "any", "all", "cumsum", "clone", "roll", "_to_copy", "max", "min", "amax", "amin",
+    "copy_", "cat", "stack", "constant_pad_nd", "index", "index_select", "gather", "flip", "repeat", "sort",
+    "argmax", "index_put_", "scatter_", "floor_divide", "fill_", "zero_", "one_hot", "tril", "triu",
+}  # fmt: skip
+"""Operators beside the pointwise ones."""
+_UNLIKE = {"cumsum", "cat", "constant_pad_nd"}
+"""Operators that make different numbers of equal ones."""
 
 
-def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: int) -> None:
+def computed(
+    operator: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    taken: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+) -> bool:
+    """Keep the numbers of an operator's results, if those of its tensors are known; return whether."""
+    name = operator._schema.name.removeprefix("aten::")
+    if torch.Tag.pointwise not in operator.tags and name not in _COMPUTED:
+        return False
+    if name not in _UNLIKE and not any(isinstance(choice_of(each), Listed) for each in taken):
+        return False
+    stores: dict[int, torch.Tensor] = {}
+    for tensor in taken:
+        record = record_of(tensor.untyped_storage())
+        is_filled = name == "copy_" and args[0] is tensor is not args[1]
+        is_filled = is_filled and record is not None and record.nbytes == tensor.nbytes
+        numbers = torch.zeros(tensor.shape, dtype=tensor.dtype) if is_filled else whole_numbers(tensor)
+        if numbers is None or tensor.is_floating_point() or tensor.is_complex():
+            return False
+        stores[id(tensor.untyped_storage())] = numbers.clone() if written else numbers
+
+    def twin(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [twin(each) for each in value]
+        if isinstance(value, torch.Tensor) and is_on_device(value):
+            return placed(stores[id(value.untyped_storage())], value)
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+    try:
+        found = operator(*map(twin, args), **{key: twin(value) for key, value in kwargs.items()})
+    except (RuntimeError, TypeError, IndexError, NotImplementedError):
+        return False
+    if written:
+        for each in written:
+            mark(each, Listed(stores[id(each.untyped_storage())]))
+        return True
+    values = found if isinstance(found, (list, tuple)) else [found]
+    return min(_keep(result, value) for result, value in zip(results, values, strict=True))
+
+
+def _keep(result: torch.Tensor, value: torch.Tensor) -> bool:
+    """Keep a result's numbers, if they fill its storage in the same order."""
+    record = record_of(result.untyped_storage())
+    storage = value.untyped_storage()
+    alike = result.dtype == value.dtype and result.shape == value.shape and result.stride() == value.stride()
+    if record is None or not alike or value.is_floating_point() or storage.nbytes() != record.nbytes:
+        return False
+    mark(result, Listed(value.new_empty(0).set_(storage)))
+    return True
+
+
+def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: Assumed) -> None:
     """Set the known value of all elements of `tensor`, if these are all of its storage."""
     record = record_of(tensor.untyped_storage())
     if record is None:
@@ -67,7 +142,7 @@ def known_of(tensor: torch.Tensor) -> Known | None:
     if record is None or not tensor.numel():
         return None
     if isinstance(record.choice, Listed) and record.nbytes == tensor.element_size():
-        return Known(record.choice.values.view(tensor.dtype), assumed=False)  # loaded straight to the device
+        return Known(record.choice.values.view(tensor.dtype), Assumed.NO)  # loaded straight to the device
     known = record.known  # of another dtype: its bytes are other numbers there
     return known if known is None or known.value.dtype is tensor.dtype else None
 
@@ -76,7 +151,11 @@ def learn_from_host(target: torch.Tensor, source: Any) -> None:
     """Set the known value of `target`, filled from the host with a number or a tensor with one element."""
     is_number = not isinstance(source, torch.Tensor) or source.dim() == 0
     if ACCELERATOR.follows_numbers and (target.numel() == 1 or (is_number and target.dtype in _WHOLE)):
-        learn(target, source, assumed=isinstance(source, torch.Tensor) and holds_placeholders(source))
+        learn(
+            target,
+            source,
+            assumed=Assumed(isinstance(source, torch.Tensor) and holds_placeholders(source)),
+        )
     elif ACCELERATOR.follows_numbers and _are_listed(target, source):
         mark(target, Listed(source.detach().expand(target.shape).reshape(-1).clone()))
     elif ACCELERATOR.known_values:
@@ -151,7 +230,7 @@ def _follow_choices(
     found = followed_choice(operator._schema.name.removeprefix("aten::"), args, taken, choices, results)
     for tensor in changed or results[:1]:
         if found.number is not None:
-            learn(tensor, found.number, assumed=True)
+            learn(tensor, found.number, assumed=Assumed.GUESS)
         if found.choice is not None or changed:
             mark(tensor, found.choice)
 
@@ -215,7 +294,7 @@ def _evaluate(
 ) -> Known | None:
     name = operator._schema.name.removeprefix("aten::")
     if name == "zero_":
-        return Known(torch.zeros(1), assumed=False)
+        return Known(torch.zeros(1), Assumed.NO)
     if name == "copy_" and len(taken) == 2:
         return known_of(taken[1])
     known = [known_of(tensor) for tensor in taken]
@@ -282,4 +361,4 @@ def follow_collective(
             value = value * size
         elif reduces and reduction == dist.ReduceOp.PRODUCT:
             value = value**size
-        learn(output, value, assumed=same.assumed or kind != "broadcast")
+        learn(output, value, assumed=same.assumed or Assumed(kind != "broadcast"))

@@ -1,4 +1,5 @@
-"""Operators that need more than shapes: they move data to or from the host, or set storages.
+"""Operators that need more than shapes: they move data to or from the host, set storages, make a router's
+choices, or have results whose length is a mask's count.
 
 The device has no data. Reads by Python (`.item()`, `.cpu()`, `.tolist()`) wait for the device, as on a GPU,
 and return zeros; a comparison of tensors says that they are equal.
@@ -15,42 +16,128 @@ from typing import Any
 
 import torch
 
+from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.operators.choice_operators import CHOICE_OPERATORS, by_places, placeholder
-from fsdpbench.sim.torch_device.operators.choices import choice_of, numbers_in, placed, whole_numbers
+from fsdpbench.sim.torch_device.operators.choices import (
+    choice_of,
+    mark,
+    numbers_in,
+    placed,
+    rows_of,
+    whole_numbers,
+)
 from fsdpbench.sim.torch_device.operators.known_values import (
+    Number,
     compare,
     known_of,
     learn,
     learn_from_host,
     mark_as_placeholders,
 )
-from fsdpbench.sim.torch_device.operators.plans import data_dependent
+from fsdpbench.sim.torch_device.operators.plans import NEW, Plan, carry_out, data_dependent
+from fsdpbench.sim.torch_device.prices.products import OperatorCost, tensor_bytes
 from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses
 from fsdpbench.sim.torch_device.strict.shapes import on_host_resolved
-from fsdpbench.sim.torch_device.tensors import (
-    Known,
-    Listed,
-    attach,
-    contiguous_strides,
-    is_on_device,
-    is_pinned,
-    is_simulated,
-    meta_twin,
-    pin,
-    record_of,
-    resize,
-    set_geometry,
-    use_on_stream,
-)
+from fsdpbench.sim.torch_device.strict.words import bind
+from fsdpbench.sim.torch_device.tensors import Chosen, Listed, Share, is_on_device
 
-Kernel = Callable[..., Any]
 _SMALL = 1 << 16
 """Elements of the host that are filled with placeholders; larger tensors are only marked."""
 _LIKE = (
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
     "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
 )  # fmt: skip
+Kernel = Callable[..., Any]
+_COUNT_BYTES = 8
+_INDEX = torch.int64
+
+
+def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Run `topk`, `sort`, `argmax` or `max` over a dimension: the indices are choices among its elements."""
+    result = by_shape(scores, *args, **kwargs)
+    if not ACCELERATOR.follows_numbers or scores.dim() < 2 or choice_of(scores) is not None:
+        return result
+    indices = result[1] if isinstance(result, (list, tuple)) else result
+    dim = bind(operator, (scores, *args), kwargs).get("dim")
+    if isinstance(dim, int) and indices.dtype is _INDEX and indices.dim() >= scores.dim() - 1:
+        mark(indices, Chosen(scores.shape[dim]))
+    return result
+
+
+def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor:
+    """Run `nonzero`, also of `torch.where(mask)`: the CPU waits for a count, then positions are written."""
+    rows = rows_of(mask)
+    if rows is None:
+        raise data_dependent(operator)
+    known = choice_of(mask)
+    if ACCELERATOR.on_value is not None and isinstance(known, Share):
+        ACCELERATOR.on_value("torch.nonzero", f"balanced: {rows} of {mask.numel()}", False)
+    count = torch.count_nonzero(mask)
+    ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=count)
+    nbytes = rows * mask.dim() * _INDEX.itemsize
+    shape, strides = (rows, mask.dim()), (1, rows)  # as on CUDA, an index's column is contiguous
+    duration = ACCELERATOR.kernel_costs.memory_bound_ns(tensor_bytes(mask) + nbytes, "reduction")
+    plan = Plan("aten::nonzero", [(NEW, shape, strides, _INDEX, nbytes)], False,
+                OperatorCost("nonzero_kernel", duration, nbytes=nbytes))  # fmt: skip
+    plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
+    places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
+    if isinstance(known, Listed):
+        mark(places, Listed(placed(known.values, mask).nonzero().t().reshape(-1)))
+    elif mask.dim() == 1 and rows == mask.numel():
+        mark(places, Listed(torch.arange(rows)))
+    return places
+
+
+def masked_select(operator: Any, by_shape: Kernel, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Run `masked_select` as `tensor[mask]`."""
+    if rows_of(mask) is None:
+        raise data_dependent(operator)
+    tensor, mask = torch.broadcast_tensors(tensor, mask)
+    chosen: torch.Tensor = tensor[mask]
+    return chosen
+
+
+def by_places(indices: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+    """Return the indices of `tensor[indices]` with masks replaced by their positions, as in torch."""
+    if not any(_is_mask(index) for index in indices):
+        return indices
+    found: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is not None and _is_mask(index) and rows_of(index) is not None:
+            found += index.nonzero().unbind(1)
+        else:
+            found.append(index)
+    return found
+
+
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8) and is_on_device(index)
+
+
+def written_by_places(
+    operator: Any, by_shape: Kernel, tensor: torch.Tensor, indices: Sequence[Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`."""
+    return by_shape(tensor, by_places(indices), *args, **kwargs)
+
+
+CHOICE_OPERATORS: dict[str, Kernel] = {
+    **dict.fromkeys(("topk", "sort", "argmax", "max"), ranked),
+    "nonzero": nonzero,
+    "masked_select": masked_select,
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), written_by_places),
+}
+
+
+def placeholder(tensor: torch.Tensor) -> tuple[Number, bool]:
+    """Return the value of a tensor with one element, of its dtype; and whether it is true."""
+    numbers = numbers_in(tensor) if ACCELERATOR.known_values else None
+    if numbers is not None:
+        return numbers.item(), True
+    known = known_of(tensor) if ACCELERATOR.known_values else None
+    if known is not None:
+        return known.value.item(), not known.assumed
+    return torch.zeros((), dtype=tensor.dtype).item(), False
 
 
 def _item(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> float | int | bool | complex:
@@ -83,21 +170,25 @@ def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.T
     result: torch.Tensor = by_shape(tensor)
     known = known_of(tensor)
     is_guess = known is None or known.assumed
-    learn(result, True if known is None or is_guess else known.value, assumed=2 * bool(is_guess))
+    learn(
+        result,
+        True if known is None or is_guess else known.value,
+        assumed=tensors.Assumed.ANSWER if is_guess else tensors.Assumed.NO,
+    )
     return result
 
 
 def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `_to_copy`: between host and device a copy over the host link (to the host: of zeros)."""
     device = kwargs.get("device")
-    if not is_on_device(tensor):
+    if not tensors.is_on_device(tensor):
         dtype = kwargs.get("dtype")
         result = torch.empty_like(tensor, device=device, dtype=dtype)
         non_blocking = bool(kwargs.get("non_blocking"))
         # torch converts on the side of the source, unless the copy is asynchronous to the CPU.
         source = tensor if dtype is None or non_blocking else tensor.to(dtype)
         return result.copy_(source, non_blocking=non_blocking)
-    if device is None or is_simulated(torch.device(device)):
+    if device is None or tensors.is_simulated(torch.device(device)):
         return by_shape(tensor, **kwargs)
     dtype = kwargs.get("dtype") or tensor.dtype
     if dtype is not tensor.dtype:
@@ -107,7 +198,7 @@ def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: An
     found = torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
     non_blocking = bool(kwargs.get("non_blocking")) and host == "cpu"
     if non_blocking:
-        pin(found)  # as torch, so that the copy is asynchronous
+        tensors.pin(found)  # as torch, so that the copy is asynchronous
     ACCELERATOR.copy_over_host_link(
         "DtoH", nbytes, blocking=not non_blocking, device=tensor, host=found if host == "cpu" else None
     )
@@ -125,9 +216,9 @@ def _copy(
     """Run `copy_` or `_copy_from`: over the host link where one side is on the host."""
     into_first = operator._schema.name == "aten::copy_"
     target, source = (first, second) if into_first else (second, first)
-    if is_on_device(target) and is_on_device(source):
+    if tensors.is_on_device(target) and tensors.is_on_device(source):
         return by_shape(first, second, non_blocking)
-    if is_on_device(target):
+    if tensors.is_on_device(target):
         nbytes = target.numel() * source.element_size()
         is_number = source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0
         # A number travels with the launch; unpinned memory has been read when the call returns.
@@ -146,7 +237,7 @@ def _copy(
     return target
 
 
-def _arrived_on_host(target: torch.Tensor, known: Known | None) -> None:
+def _arrived_on_host(target: torch.Tensor, known: tensors.Known | None) -> None:
     """Mark the target of a copy from the device: its value if known, else a placeholder."""
     if known is not None:
         target.fill_(known.value.item())
@@ -167,7 +258,7 @@ def _foreach_copy(
     non_blocking: bool = False,
 ) -> None:
     """Run `_foreach_copy_`: one kernel on the device, and a copy for each tensor over the host link."""
-    if all(map(is_on_device, (*targets, *sources))):
+    if all(map(tensors.is_on_device, (*targets, *sources))):
         by_shape(targets, sources, non_blocking)
         return
     for target, source in zip(targets, sources, strict=True):
@@ -179,7 +270,7 @@ def _is_copied_as_it_is(host: torch.Tensor, device: torch.Tensor) -> bool:
 
     Unpinned memory is staged; strided memory goes through a contiguous tensor of the host, not pinned.
     """
-    if not is_pinned(host) or host.shape != device.shape:
+    if not tensors.is_pinned(host) or host.shape != device.shape:
         return False
     last = sum((size - 1) * stride for size, stride in zip(host.shape, host.stride(), strict=True))
     return host.is_contiguous() or (host.stride() == device.stride() and last + 1 == host.numel())
@@ -194,16 +285,16 @@ def _set(operator: Any, by_shape: Kernel, tensor: torch.Tensor, *source: Any) ->
     if operator is torch.ops.aten.set_.source_Tensor:
         other = source[0]
         storage, offset = other.untyped_storage(), int(other.storage_offset())
-        return set_geometry(tensor, storage, offset, other.shape, other.stride())
+        return tensors.set_geometry(tensor, storage, offset, other.shape, other.stride())
     if operator is torch.ops.aten.set_.source_Storage_storage_offset:
         storage, offset, size = source[:3]
-        stride = source[3] if len(source) > 3 and source[3] else contiguous_strides(size)
-        return set_geometry(tensor, _untyped(storage), offset, size, stride)
+        stride = source[3] if len(source) > 3 and source[3] else tensors.contiguous_strides(size)
+        return tensors.set_geometry(tensor, _untyped(storage), offset, size, stride)
     if operator is torch.ops.aten.set_.source_Storage:
         whole = _untyped(source[0])
-        return set_geometry(tensor, whole, 0, (whole.nbytes() // tensor.element_size(),), (1,))
+        return tensors.set_geometry(tensor, whole, 0, (whole.nbytes() // tensor.element_size(),), (1,))
     fresh = torch.empty((0,), dtype=tensor.dtype, device=tensor.device)
-    return set_geometry(tensor, fresh.untyped_storage(), 0, (0,), (1,))
+    return tensors.set_geometry(tensor, fresh.untyped_storage(), 0, (0,), (1,))
 
 
 def _untyped(storage: Any) -> torch.UntypedStorage:
@@ -216,22 +307,24 @@ def _resize(
     """Run `resize_`: grows the storage if the new geometry needs more of it."""
     storage = tensor.untyped_storage()
     elements = prod(size) + int(tensor.storage_offset())
-    record = record_of(storage) or attach(storage, 0)
+    record = tensors.record_of(storage) or tensors.attach(storage, 0)
     if record.nbytes < elements * tensor.element_size():
-        resize(record, elements * tensor.element_size())
-    return set_geometry(tensor, storage, int(tensor.storage_offset()), size, contiguous_strides(size))
+        tensors.resize(record, elements * tensor.element_size())
+    return tensors.set_geometry(
+        tensor, storage, int(tensor.storage_offset()), size, tensors.contiguous_strides(size)
+    )
 
 
 def _record_stream(operator: Any, by_shape: Kernel, tensor: torch.Tensor, stream: torch.Stream) -> None:
     """Run `record_stream` of the allocator."""
     ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.view_ns
-    use_on_stream(tensor, stream.stream_id)
+    tensors.use_on_stream(tensor, stream.stream_id)
 
 
 def _like(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
     """Run `zeros_like` and similar operators: a tensor of the host or of meta, if `device` says so."""
     device = kwargs.get("device")
-    if device is None or is_simulated(device):
+    if device is None or tensors.is_simulated(device):
         result: torch.Tensor = by_shape(*args, **kwargs)
         kind, _, of = operator._schema.name.removeprefix("aten::").partition("_")
         number = {"zeros": 0, "ones": 1, "full": args[-1]}.get(of if kind == "new" else kind)
@@ -239,8 +332,8 @@ def _like(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
             learn_from_host(result, number)
         return result
     pinned = kwargs.pop("pin_memory", None)
-    made = operator(*meta_twin(args), **kwargs)
-    return pin(made) if pinned else made
+    made = operator(*tensors.meta_twin(args), **kwargs)
+    return tensors.pin(made) if pinned else made
 
 
 def _filled(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -248,8 +341,8 @@ def _filled(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch
     name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(*args, **kwargs)
     value = 1 if name == "ones" else args[name != "scalar_tensor"]
-    is_computed = isinstance(choice_of(result), Listed)
-    if not (is_computed or (isinstance(value, torch.Tensor) and is_on_device(value))):
+    is_computed = isinstance(choice_of(result), tensors.Listed)
+    if not (is_computed or (isinstance(value, torch.Tensor) and tensors.is_on_device(value))):
         learn_from_host(result, value)
     return result
 
@@ -260,17 +353,17 @@ def _compared(
     """Run `==`, `<` and the others: the answers of healthy training (`known_values.py`)."""
     name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(first, second, **kwargs)
-    unknown = known_of(result) is None and choice_of(result) is None and is_on_device(first)
+    unknown = known_of(result) is None and choice_of(result) is None and tensors.is_on_device(first)
     answer = compare(name, first, second) if unknown else None
     if answer is not None:
-        learn(result, answer, assumed=2)
+        learn(result, answer, assumed=tensors.Assumed.ANSWER)
     return result
 
 
 def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `isnan`, `isinf` and similar operators: simulated numbers are finite."""
     result: torch.Tensor = by_shape(tensor, **kwargs)
-    learn(result, False, assumed=2)
+    learn(result, False, assumed=tensors.Assumed.ANSWER)
     return result
 
 
@@ -302,7 +395,7 @@ def _counted(
     bins = result.numel()
     if ACCELERATOR.follows_numbers and weights is None and bins and values.numel() % bins == 0:
         each = values.numel() // bins
-        learn(result, each, assumed=True)
+        learn(result, each, assumed=tensors.Assumed.GUESS)
         if ACCELERATOR.on_value is not None:
             ACCELERATOR.on_value(f"torch.{name}", f"balanced: {each} in each of {bins} bins", False)
     return result

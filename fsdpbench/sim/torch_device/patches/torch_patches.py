@@ -1,6 +1,7 @@
 """Patches of torch for the simulated device, each with its reason.
 
-Everything else uses torch's extension points. No patch changes other devices.
+Everything else uses torch's extension points. No patch changes other devices. Spans of the profiler and calls
+of modules are recorded where a simulated trace runs; spans never cost simulated time.
 
 ==============================================  ==========================================================
 `UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and takes buffers by resizing storages; the
@@ -15,8 +16,8 @@ Everything else uses torch's extension points. No patch changes other devices.
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
 `Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks; the
                                                 device's tensors cannot be pinned
-`nn.Module.__call__`                            a module call and its hooks cost CPU time (`annotations.py`)
-`profiler.record_function`                      spans in simulated time (`annotations.py`)
+`nn.Module.__call__`                            a module call and its hooks cost CPU time
+`profiler.record_function`                      spans in simulated time
 `_C._profiler._RecordFunctionFast`              the same, for those who use the fast one
 `torch.accelerator`'s streams and memory        its C++ has no hooks for a device written in Python
 `autograd._engine_run_backward`                  nodes run on the streams of forward (`backward_streams.py`)
@@ -48,13 +49,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdpbench.base.torch_internals import expect, patch, replace
-from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
+from fsdpbench.base.torch_internals import RecordFunctionFast, expect, patch, profiler_enabled, replace
+from fsdpbench.sim.torch_device import tensors
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
 from fsdpbench.sim.torch_device.operators.known_values import learn_from_host
-from fsdpbench.sim.torch_device.patches.annotations import FastSpan, install_module_calls, make_span_methods
 from fsdpbench.sim.torch_device.patches.dtensor import (
     cut_when_asked,
     install_random_state,
@@ -63,17 +64,99 @@ from fsdpbench.sim.torch_device.patches.dtensor import (
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to, stand_in_for_dynamo
 from fsdpbench.sim.torch_device.patches.fsdp1_states import install_states_of_other_ranks
 from fsdpbench.sim.torch_device.patches.host_access import install_host_access, install_two_sided_parameters
-from fsdpbench.sim.torch_device.tensors import (
-    address,
-    is_on_device,
-    is_simulated,
-    new_tensor,
-    record_of,
-    resize,
-)
 
 _RANDOM_STATE = 1 << 13
 """Bytes of the largest storage that keeps its contents when a checkpoint is loaded straight to the device."""
+_OUTSIDE = -1
+
+
+def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """Return `__enter__` and `__exit__` for a class of spans with a `name` that has torch's own."""
+    original_enter: Any = span_type.__enter__  # type: ignore[attr-defined]
+    original_exit: Any = span_type.__exit__  # type: ignore[attr-defined]
+    profiling = profiler_enabled
+
+    def enter(self: Any) -> Any:
+        self._sim_start = _begin(self.name)
+        if self._sim_start == _OUTSIDE and profiling():
+            return original_enter(self)
+        return self
+
+    def leave(self: Any, *exc_info: Any) -> None:
+        _end(self.name, self._sim_start)
+        if self._sim_start == _OUTSIDE and self.record is not None:
+            original_exit(self, *exc_info)
+
+    return enter, leave
+
+
+def _begin(name: str) -> int:
+    """Tell who follows; return when the span began, `_OUTSIDE` of a trace."""
+    if ACCELERATOR.sanitizer is not None:
+        ACCELERATOR.sanitizer.enter(name)
+    if ACCELERATOR.account is not None:
+        ACCELERATOR.account.enter(name)
+    return _OUTSIDE if ACCELERATOR.trace is None else ACCELERATOR.timeline.cpu
+
+
+def _end(name: str, start: int) -> None:
+    if ACCELERATOR.sanitizer is not None:
+        ACCELERATOR.sanitizer.leave(name)
+    if ACCELERATOR.account is not None:
+        ACCELERATOR.account.leave(name)
+    if start != _OUTSIDE and ACCELERATOR.trace is not None:
+        ACCELERATOR.trace.annotation(name, start, ACCELERATOR.timeline.cpu)
+
+
+class FastSpan:
+    """Replacement of `torch._C._profiler._RecordFunctionFast`, whose C++ type cannot be patched."""
+
+    __slots__ = ("_original", "_sim_start", "name")
+    _original_type = RecordFunctionFast
+
+    def __init__(self, name: str, input_values: Any = None, keyword_values: Any = None) -> None:
+        self.name = name
+        self._sim_start = _OUTSIDE
+        self._original: Any = None
+
+    def __enter__(self) -> FastSpan:
+        self._sim_start = _begin(self.name)
+        if self._sim_start == _OUTSIDE and profiler_enabled():
+            self._original = self._original_type(self.name)
+            self._original.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        _end(self.name, self._sim_start)
+        if self._original is not None:
+            self._original.__exit__(*exc_info)
+            self._original = None
+        self._sim_start = _OUTSIDE
+
+
+def install_module_calls(accelerator: Accelerator) -> None:
+    """Replace `nn.Module.__call__` by one that costs CPU time for the call and its hooks.
+
+    Dynamo decides by a function's file and name: it traces torch's `nn.Module.__call__`, and starts no graph
+    at it. The replacement has the same file and name, so that its decisions stay the same.
+    """
+    module_type = torch.nn.Module
+    original: Callable[..., Any] = module_type.__call__
+    compiles = torch.compiler.is_compiling
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiles():  # Dynamo evaluates this to True, and does not trace the rest
+            return original(self, *args, **kwargs)
+        costs = accelerator.cpu_costs
+        if costs is not None:
+            hooks = len(self._forward_pre_hooks) + len(self._forward_hooks) + len(self._backward_hooks)
+            accelerator.timeline.cpu += costs.module_call_ns + hooks * costs.hook_ns
+        return original(self, *args, **kwargs)
+
+    code = original.__code__
+    call.__code__ = call.__code__.replace(co_filename=code.co_filename, co_name=code.co_name)
+    call.__name__ = original.__name__
+    replace(module_type, __call__=call)
 
 
 @functools.cache
@@ -105,18 +188,18 @@ def _patch_storages() -> None:
     )
 
     def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        record = record_of(self)
+        record = tensors.record_of(self)
         if record is None:
             return original_resize(self, size)
-        resize(record, int(size))
+        tensors.resize(record, int(size))
         return self
 
     def nbytes(self: torch.UntypedStorage) -> int:
-        record = record_of(self)
+        record = tensors.record_of(self)
         return original_nbytes(self) if record is None else record.nbytes
 
     def data_ptr(self: torch.UntypedStorage) -> int:
-        where = address(self)
+        where = tensors.address(self)
         return original_pointer(self) if where is None else where
 
     replace(storage_type, resize_=resize_, nbytes=nbytes, size=nbytes, __len__=nbytes, data_ptr=data_ptr)
@@ -130,13 +213,13 @@ def _patch_copies_of_storages(accelerator: Accelerator) -> None:
     def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None:
             return original_new(cls, *args, **kwargs)
-        if not is_simulated(torch.device(device)):
+        if not tensors.is_simulated(torch.device(device)):
             return original_new(cls, *args, device=device, **kwargs)
         size = int(args[0]) if args else 0
-        return new_tensor((size,), None, torch.uint8, size).untyped_storage()
+        return tensors.new_tensor((size,), None, torch.uint8, size).untyped_storage()
 
     def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
-        if not is_simulated(torch.device(device)) or is_simulated(self.device):
+        if not tensors.is_simulated(torch.device(device)) or tensors.is_simulated(self.device):
             return original_to(self, device=torch.device(device), non_blocking=non_blocking)
         made = new(storage_type, self.nbytes(), device=device)
         target = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(made)
@@ -146,7 +229,7 @@ def _patch_copies_of_storages(accelerator: Accelerator) -> None:
         return made
 
     def cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
-        if record_of(self) is None:
+        if tensors.record_of(self) is None:
             return original_cpu(self)
         source = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(self)
         accelerator.copy_over_host_link("DtoH", self.nbytes(), blocking=True, device=source)
@@ -162,7 +245,7 @@ def _patch_contents_of_storages() -> None:
     def copy_(
         self: torch.UntypedStorage, source: Any, non_blocking: bool | None = None
     ) -> torch.UntypedStorage:
-        sides = [record_of(storage) for storage in (self, source)]
+        sides = [tensors.record_of(storage) for storage in (self, source)]
         if sides == [None, None]:
             return original_copy(self, source, bool(non_blocking))
         if self.nbytes() != source.nbytes():
@@ -176,7 +259,7 @@ def _patch_contents_of_storages() -> None:
         return self
 
     def represent(self: torch.UntypedStorage) -> str:
-        record = record_of(self)
+        record = tensors.record_of(self)
         return original_repr(self) if record is None else f"[sim storage of {record.nbytes} bytes]"
 
     replace(storage_type, copy_=copy_, __repr__=represent)
@@ -189,13 +272,13 @@ def _patch_tensors() -> None:
     original_deepcopy = tensor_type.__deepcopy__
 
     def data_ptr(self: torch.Tensor) -> int:
-        if not is_on_device(self):
+        if not tensors.is_on_device(self):
             return original_pointer(self)
-        base = address(self.untyped_storage())
+        base = tensors.address(self.untyped_storage())
         return base + int(self.storage_offset()) * self.element_size() if base else 0
 
     def represent(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
-        if not is_on_device(self) or type(self) not in (torch.Tensor, torch.nn.Parameter):
+        if not tensors.is_on_device(self) or type(self) not in (torch.Tensor, torch.nn.Parameter):
             return original_repr(self, tensor_contents=tensor_contents)
         label = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
         gradient = ", requires_grad=True" if self.requires_grad else ""
@@ -203,7 +286,7 @@ def _patch_tensors() -> None:
         return f"{label}tensor(..., device='{self.device}', size={shape}, dtype={self.dtype}{gradient})"
 
     def deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> Any:
-        if type(self) not in (torch.Tensor, torch.nn.Parameter) or not is_on_device(self):
+        if type(self) not in (torch.Tensor, torch.nn.Parameter) or not tensors.is_on_device(self):
             return original_deepcopy(self, memo)
         if id(self) in memo:
             return memo[id(self)]
@@ -302,13 +385,13 @@ def _refusing(init: Callable[..., None], accelerator: Accelerator) -> Callable[.
     @functools.wraps(init)
     def construct(self: Any, module: Any, *args: Any, **options: Any) -> None:
         for name in ("find_unused_parameters", "static_graph"):
-            if options.get(name) and any(map(is_on_device, module.parameters())):
+            if options.get(name) and any(map(tensors.is_on_device, module.parameters())):
                 raise NotImplementedError(
                     f"DistributedDataParallel({name}=True) is not simulated; leave it out (parameters that "
                     "get no gradient: set requires_grad=False, or let the loss use them)"
                 )
         init(self, module, *args, **options)
-        accelerator.backward.keep_accumulators(filter(is_on_device, module.parameters()))
+        accelerator.backward.keep_accumulators(filter(tensors.is_on_device, module.parameters()))
 
     return construct
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.names import NameTotal, fused_groups, moves_only
+from fsdpbench.reports.analysis.tables import NameTotal, fused_groups, moves_only
 from fsdpbench.reports.figures import computed
 
 

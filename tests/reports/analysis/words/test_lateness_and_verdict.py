@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze
-from fsdpbench.reports.analysis.findings import Outcome
 from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
+from fsdpbench.reports.analysis.model import Outcome
 from fsdpbench.reports.analysis.text import describe
 
 BASE = 1_000_000
