@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from fsdpbench.base.configuration.config import ShapeValue
+from fsdpbench.base.settings.values import unit_sizes
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
 from fsdpbench.workloads.flops import BlockFlops, Flops, ForwardFlops
 from fsdpbench.workloads.inputs import Batch, Feed, image_batches, token_batches
@@ -126,11 +128,16 @@ class Workload(ABC):
         return self.forward_flops(batch, seq).training(checkpointing, recomputes_in_full)
 
     def units(self, wrap: str) -> int | None:
-        """Return the number of blocks (`wrap` is `block`), or of groups of them (`every-K`); None: other."""
+        """Return the number of blocks (`wrap` is `block`), or of groups of them (`every-K`); None: other, or
+        groups that do not make up the model's lists of blocks."""
         if wrap != "block" and not wrap.startswith("every-"):
             return None
-        size = 1 if wrap == "block" else int(wrap.removeprefix("every-"))
         stacks = self.forward_flops(1, self.resolve_seq(None)).stacks
+        if sizes := unit_sizes(wrap):
+            ends = {*itertools.accumulate(sizes)}
+            whole = sum(sizes) == sum(map(len, stacks)) and {*itertools.accumulate(map(len, stacks))} <= ends
+            return len(sizes) if whole else None
+        size = 1 if wrap == "block" else int(wrap.removeprefix("every-"))
         return sum(-(-len(stack) // size) for stack in stacks)
 
     def samples(self, batch: int) -> int:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.settings.values import is_mixed
 from fsdpbench.systems.base import (
     BuildContext,
     System,
@@ -88,6 +89,9 @@ def _refuse(config: Config) -> dict[str, str]:
     refused = refuse_common(config) | refuse_lora_in_flat_parameters(config)
     if config.settings.optimizer == "muon":
         refused["optimizer"] = "Muon needs matrices, FSDP1 shows each rank flattened pieces: use FSDP2"
+    for name in ("forward_prefetch", "backward_prefetch_depth"):
+        if is_mixed(getattr(config.settings, name)):
+            refused[name] = "FSDP1 has one distance for all units: one number, or use FSDP2"
     return refused
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.settings import Settings, Value
-from fsdpbench.base.settings.values import is_mixed, spread
+from fsdpbench.base.settings.values import is_mixed, spread, unit_sizes
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.library_model import LIBRARY
 from fsdpbench.workloads.losses import LINEAR_LOSSES, ComputesTokenLoss, use_linear_loss
@@ -60,10 +60,19 @@ def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
     return refused
 
 
+_BY_UNIT = (
+    "activation_checkpointing", "reshard_after_forward", "activation_offload", "forward_prefetch",
+    "backward_prefetch_depth",
+)  # fmt: skip
+
+
 def _refuse_other_counts(workload: Workload, settings: Settings) -> dict[str, str]:
     """Refuse values for each block or unit that are not as many as there are: setting -> reason."""
     values, refused = settings.to_dict(), {}
-    for name in ("activation_checkpointing", "reshard_after_forward", "activation_offload"):
+    if unit_sizes(settings.wrap) and workload.units(settings.wrap) is None:
+        blocks = f"{workload.name} has {workload.units('block')} blocks"
+        return {"wrap": f"its units hold {sum(unit_sizes(settings.wrap))} blocks, and {blocks}, list by list"}
+    for name in _BY_UNIT:
         if not is_mixed(given := values[name]):
             continue
         there = workload.units("block" if name == "activation_checkpointing" else settings.wrap)

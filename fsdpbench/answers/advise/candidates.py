@@ -140,7 +140,7 @@ def _units(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
 def _checkpointing(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     found, place = seen["checkpointing"], place_of(seen["checkpointing"] or {})
     if found is not None:
-        yield advice("no-checkpoint", place, (Edit(found, "bare", (_OF_CHECKPOINT,)),), words=found)
+        yield advice("no-checkpoint", place, not_recomputed(seen), words=found)
         yield advice("half-checkpoint", place, (Edit(found, "bare", (_OF_CHECKPOINT, 2)),))
     elif seen["sharding"] and result.get("alloc_retries_per_step"):
         leaves = _leaves(seen)
@@ -150,6 +150,12 @@ def _checkpointing(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
             Edit(leaves[0], "imports", (each,)) for each in imports
         )
         yield advice("checkpoint", place_of(seen["sharding"][0]), edits)
+
+
+def not_recomputed(seen: _Seen) -> tuple[Edit, ...]:
+    """Return the edits after which the script recomputes nothing."""
+    found = seen["checkpointing"]
+    return () if found is None else (Edit(found, "bare", (_OF_CHECKPOINT,)),)
 
 
 def _leaves(seen: _Seen) -> list[_Seen]:

@@ -158,20 +158,39 @@ class _Text(ScriptText):
             raise NoDiffError("the calls are in several functions, and share no variable")
         self.before(self.outermost(call), text)
 
+    def beside(
+        self, call: ast.Call, span: Sequence[int] | None, before: Sequence[str], after: Sequence[str]
+    ) -> None:
+        """Put statements before the loops in which the call at `span` wraps blocks, and after `call`, which
+        wraps the model."""
+        name = self.source(call.func).rpartition(".")[2]
+        if name not in ("fully_shard", "FSDP", "FullyShardedDataParallel"):
+            raise NoDiffError(f"{name}() wraps the model, which this line does not name")
+        first = self.statement(self.node(span, 0))[0]
+        if self.function(first) is not self.function(call):
+            raise NoDiffError("blocks and model are wrapped in different functions")
+        while isinstance(up := self.parents[first], ast.For):
+            first = up
+        for text in before:
+            self.before(first, self._filled(call, text))
+        for text in after:
+            self.after(call, text)
+
     def before(self, node: ast.AST, text: str) -> None:
         """Put a statement before that of a call."""
         statement, indent = self.statement(node)
         if indent is None and text.startswith("for "):
             raise NoDiffError("several statements share the line")
         start, text = self.offsets(statement)[0], self._filled(node, text)
-        self.change(start, start, f"{text}; " if indent is None else f"{text}\n{indent}")
+        self.change(start, start, f"{text}; " if indent is None else f"{_indented(text, indent)}\n{indent}")
 
     def after(self, node: ast.AST, text: str) -> None:
         """Put a statement after that of a call, or after the loops that it is in."""
         statement, indent = self.statement(self.outermost(node))
         if indent is None:
             raise NoDiffError("several statements share the line")
-        self.change(*(2 * (self.offsets(statement)[1],)), f"\n{indent}{self._filled(node, text)}")
+        text = _indented(self._filled(node, text), indent)
+        self.change(*(2 * (self.offsets(statement)[1],)), f"\n{indent}{text}")
 
     def without(self, node: ast.AST) -> None:
         """Leave the statement of a call out."""
@@ -195,6 +214,10 @@ class _Text(ScriptText):
             return
         start = self.starts[next(each for each in self.tree.body if not _is_head(each)).lineno - 1]
         self.change(start, start, f"{text}\n")
+
+
+def _indented(text: str, indent: str) -> str:
+    return text.replace("\n", f"\n{indent}")
 
 
 def _is_head(statement: ast.stmt) -> bool:

@@ -78,8 +78,7 @@ class Family:
 
     def config(self, mix: Mix) -> Config:
         """Return the configuration of `mix`; what is alike for all is written as one value."""
-        left = [_placed(own) for own in mix.blocks]
-        recomputed, moved = zip(*[left[kind].pop(0) for kind in self.kinds], strict=True)
+        recomputed, moved = self.of_blocks(mix)
         values: dict[str, Value] = {"activation_checkpointing": _written(recomputed)}
         if any(moved):
             values["activation_offload"] = _written(moved)
@@ -87,6 +86,12 @@ class Family:
             gathered = [True] * (self.units - mix.kept) + [False] * mix.kept
             values["reshard_after_forward"] = _written(gathered)
         return dataclasses.replace(self.base, settings=self.base.settings.changed(**values))
+
+    def of_blocks(self, mix: Mix) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+        """Return what each block recomputes, and whether it offloads, in forward's order."""
+        left = [_placed(own) for own in mix.blocks]
+        recomputed, moved = zip(*[left[kind].pop(0) for kind in self.kinds], strict=True)
+        return recomputed, moved
 
     @property
     def choices(self) -> list[int]:
@@ -228,7 +233,7 @@ def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chos
     Raises `BenchError` where no family of them can be chosen by unit, or nothing fits.
     """
     uniform = max(filter(is_safe, tried), key=lambda each: each.speed, default=None)
-    search = _Search(judge, memory, tried, uniform)
+    search = Search(judge, memory, tried, uniform)
     for families, start in _families(tried):
         search.search(families, start)
     if search.best is None:
@@ -299,7 +304,10 @@ def family_of(base: Config) -> Family:
     return Family(base, tuple(kinds), units if free else 0, offloads)
 
 
-class _Search:
+class Search:
+    """A search of families of configurations. `best`: the fastest that surely fits, at first one of `tried`;
+    `simulated`: how many were, for it."""
+
     def __init__(
         self, judge: Judge, memory: int | None, tried: Sequence[Candidate], best: Candidate | None
     ) -> None:
@@ -333,7 +341,8 @@ class _Search:
     def _corners(self, family: Family) -> list[Candidate]:
         """Return the family's corners, simulated; none where one of them cannot be."""
         configs = [family.config(mix) for mix in family.corners()]
-        found = [] if not_applicable(configs[-1]) else self._simulated(map(self._with_room, configs))
+        refused = configs[-1].script is None and not_applicable(configs[-1])
+        found = [] if refused else self._simulated(map(self._with_room, configs))
         return found if all(each.status is Status.OK and each.memory for each in found) else []
 
     def _search(self, family: Family, costs: Costs, gib: float) -> None:

@@ -110,6 +110,12 @@ def every_k(text: str) -> Value:
     return f"every-{whole_number(count, 1, MOST_OF_A_SIZE)}"
 
 
+def unit_sizes(wrap: str) -> list[int]:
+    """Return the blocks of each unit under `every-K:N+every-L:M`, in forward's order; none for another."""
+    each = spread(wrap) if wrap.startswith("every-") and is_mixed(wrap) else []
+    return [int(unit.removeprefix("every-")) for unit in each]
+
+
 def checkpointing(text: str) -> Value:
     """`none`, `full`, `op`, `every-K`, `op-every-K`, or one for each block: `full:20+none:12`."""
     return every_k(text) if text.startswith("every-") else for_each(_recomputed)(text)
@@ -124,11 +130,11 @@ def _recomputed(text: str) -> Value:
 
 
 def wrap(text: str) -> Value:
-    """Read what becomes an FSDP unit: a word, `every-K`, `size:N`, or names of classes and modules by `+`."""
+    """Read what becomes an FSDP unit: a word, `every-K`, also by unit, `size:N`, or names joined by `+`."""
     if text in ("block", "root"):
         return text
     if text.startswith("every-"):
-        return every_k(text)
+        return for_each(every_k)(text)
     if text.startswith("size:"):
         return f"size:{parameters(text[5:])}"
     if not all(_is_path(part) for part in text.split("+")):

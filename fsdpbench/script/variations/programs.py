@@ -13,8 +13,10 @@ import torch.distributed.fsdp as fsdp
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
+from fsdpbench.base.settings.values import spread
 from fsdpbench.base.torch_internals import BaseDataLoaderIter
 from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
+from fsdpbench.impl import offload_activations
 from fsdpbench.script.interposing import (
     around,
     around_fsdp1,
@@ -22,7 +24,7 @@ from fsdpbench.script.interposing import (
     around_init,
     replace_checkpoint,
 )
-from fsdpbench.script.model_blocks import has_units
+from fsdpbench.script.model_blocks import blocks_of, has_units, roots
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.device_module import Event
@@ -171,12 +173,51 @@ class NotCheckpointed:
         return made
 
     def _applied(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if self._every == 1:
-            self.count += 1
+        if self._every == 1 and self._leaves_out():
             return
         check = kwargs.get("check_fn", lambda module: True)
         kwargs["check_fn"] = lambda module: check(module) and not self._leaves_out()
         self._apply(model, *args, **kwargs)
+
+
+class ByUnit(NotCheckpointed):
+    """A variation in which blocks of the model recompute and offload, and units are resharded, as `value`
+    says for each (`joined`, with commas; resharding may be left out), and nothing else recomputes."""
+
+    def __init__(self, value: str) -> None:
+        super().__init__(every=1)
+        self._recomputed, self._moved, *self._resharded = [
+            spread(part.replace(",", "+")) for part in value.split("/")
+        ]
+        self._blocks: tuple[nn.Module, ...] = ()
+        around_fully_shard(self._before)
+        around_fsdp1(self._before)
+        around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._reshard())
+
+    def _leaves_out(self) -> bool:
+        return True
+
+    def _before(self, module: Any, kwargs: Mapping[str, Any]) -> None:
+        """Change the blocks of the model around the first module that is about to be wrapped."""
+        one = module[0] if isinstance(module, list | tuple) else module
+        around_it = [] if self._blocks else [each for each in roots() if one in set(each.modules())]
+        found = blocks_of(around_it[0]) if around_it else None
+        if found is None or len(found.modules) != len(self._recomputed) or not found.alone:
+            return
+        self._blocks = found.modules
+        self.count += len(self._blocks)
+        for block, how in zip(self._blocks, self._recomputed, strict=True):
+            if how == "full":
+                block.forward = functools.partial(_checkpoint, block.forward, use_reentrant=False)
+        moved = [block for block, word in zip(self._blocks, self._moved, strict=True) if word == "true"]
+        if moved:
+            offload_activations(moved)
+
+    def _reshard(self) -> None:
+        for each in self._resharded:
+            for block, word in zip(self._blocks, each, strict=True):
+                if isinstance(block, fsdp.FSDPModule):
+                    block.set_reshard_after_forward(word == "true")
 
 
 _OF_CHECKPOINT = (

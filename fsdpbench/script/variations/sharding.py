@@ -128,6 +128,8 @@ class Variation(StrEnum):
     """Nothing is computed again."""
     HALF_CHECKPOINT = "half-checkpoint"
     """Every second checkpointed block is not checkpointed."""
+    BY_UNIT = "by-unit"
+    """Some blocks recompute, some offload, some units stay gathered: `by-unit=RECOMPUTE/OFFLOAD/RESHARD`."""
     RESHARD = "reshard"
     """Units free their parameters after forward, whatever the script says."""
     KEEP = "keep"

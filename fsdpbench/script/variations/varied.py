@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fsdpbench.script.interposing import after_parsing, around_loader
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.variations.programs import (
+    ByUnit,
     Checkpointed,
     Compiled,
     ForwardPrefetch,
@@ -69,6 +70,8 @@ def _made(variation: Variation, value: str, waits: Waits, simulation: Simulation
         return [_SIMPLE[variation]()]
     if variation is Variation.NO_WAITS:
         return [NoWaits(waits)]
+    if variation is Variation.BY_UNIT:
+        return [ByUnit(value)]
     if variation is Variation.LOADER_TIME:
         return [LoaderTime(value, simulation)]
     parts: list[_Part] = [Argument(variation)]
