@@ -132,13 +132,17 @@ class Workload(ABC):
         groups that do not make up the model's lists of blocks."""
         if wrap != "block" and not wrap.startswith("every-"):
             return None
-        stacks = self.forward_flops(1, self.resolve_seq(None)).stacks
+        stacks = self.stacks()
         if sizes := unit_sizes(wrap):
             ends = {*itertools.accumulate(sizes)}
-            whole = sum(sizes) == sum(map(len, stacks)) and {*itertools.accumulate(map(len, stacks))} <= ends
+            whole = sum(sizes) == sum(stacks) and {*itertools.accumulate(stacks)} <= ends
             return len(sizes) if whole else None
         size = 1 if wrap == "block" else int(wrap.removeprefix("every-"))
-        return sum(-(-len(stack) // size) for stack in stacks)
+        return sum(-(-stack // size) for stack in stacks)
+
+    def stacks(self) -> list[int]:
+        """Return the number of blocks in each of the model's lists of blocks."""
+        return [len(stack) for stack in self.forward_flops(1, self.resolve_seq(None)).stacks]
 
     def samples(self, batch: int) -> int:
         """Return the samples of one microbatch."""

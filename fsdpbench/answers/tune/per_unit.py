@@ -4,6 +4,7 @@
     program   `scipy.optimize.milp` ────────> how many blocks of each kind have which choice
     judge     simulates that exactly ───────> corrects the program, until it proposes nothing new
     around    neighbours, until none is faster and fits; other batches, if the program promises more
+    units     of the best: of one block or two, and how far each gathers ahead, until nothing is faster
 
 It starts with the best uniform candidate of all batches, and so is never slower. Equal blocks differ in their
 place alone: those that recompute come first, where backward ends and little else is held, and the units that
@@ -14,14 +15,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from fsdpbench.answers.tune.front import Candidate
+from fsdpbench.answers.tune.units import Variants, ahead, of_sizes
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.settings.values import Value, joined
@@ -46,6 +49,12 @@ _LOST, _LESS = 0.005, 0.8
 _NEAR = 0.99
 """The share of the best speed from which on neighbours are tried at all."""
 _STEPS, _MOST_KINDS = (4, 1), 3
+_OF_UNITS: Mapping[str, Variants] = {
+    "wrap": of_sizes,
+    **{name: partial(ahead, name) for name in ("forward_prefetch", "backward_prefetch_depth")},
+}
+_IN_VAIN = 2
+"""Changes of units of one sort that are tried at most, in a row without one that is faster."""
 _MARGIN = 0.001
 """The share of time and memory by which the program may err between neighbours."""
 
@@ -236,6 +245,7 @@ def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chos
     search = Search(judge, memory, tried, uniform)
     for families, start in _families(tried):
         search.search(families, start)
+    search.vary_units()
     if search.best is None:
         raise BenchError("--per-unit: no choice by unit fits safely: smaller batches or more GPUs may")
     return Chosen(uniform, search.best, search.simulated, _usable(search.best.config, memory))
@@ -331,6 +341,21 @@ class Search:
             if not self._is_slower(time):
                 self._search(family, costs, gib)
 
+    def vary_units(self) -> None:
+        """Change the units of the best: their sizes, then the distances of their prefetch; what one value for
+        all would exceed memory with, a half of the units may have."""
+        if self.best is None or self.best.config.script is not None:
+            return
+        for name, variants in _OF_UNITS.items():
+            left = _IN_VAIN
+            for group in variants(self.best.config):
+                before, left = self.best, left - 1
+                for config in group:
+                    if not_applicable(config, (name,)) or is_safe(self._tried(config)):
+                        break
+                if not (left := _IN_VAIN if self.best is not before else left):
+                    break
+
     def _simulated(self, configs: Iterable[Config]) -> list[Candidate]:
         keys = {content_key(config): config for config in configs}
         new = [config for key, config in keys.items() if key not in self._known]
@@ -379,12 +404,17 @@ class Search:
     def _exact(self, family: Family, mix: Mix) -> Candidate:
         """Simulate `mix`; its memory with room where it runs out."""
         config = family.config(mix)
-        (found,) = self._simulated([config])
-        if is_safe(found) and (self.best is None or found.speed > self.best.speed):
-            self.best = found
+        found = self._tried(config)
         if found.memory is None or found.status is not Status.OK:
             (roomy,) = self._simulated([with_room(config)])
             return dataclasses.replace(found, memory=roomy.memory)
+        return found
+
+    def _tried(self, config: Config) -> Candidate:
+        """Simulate a configuration; it may be the best."""
+        (found,) = self._simulated([config])
+        if is_safe(found) and (self.best is None or found.speed > self.best.speed):
+            self.best = found
         return found
 
     def _improve(self, family: Family, costs: Costs, gib: float, mix: Mix) -> None:

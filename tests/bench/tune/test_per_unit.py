@@ -15,7 +15,7 @@ from fsdpbench.answers.tune.front import judge as judged
 from fsdpbench.answers.tune.per_unit import CHOICES, Mix, choose, family_of, is_safe
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.settings.values import is_mixed, joined, spread
+from fsdpbench.base.settings.values import is_mixed, joined, spread, unit_sizes
 from fsdpbench.engine.results.records import Status
 from fsdpbench.sweep.planning import configured, make_target
 from fsdpbench.sweep.runner import UNTRACED
@@ -38,18 +38,22 @@ def measured(asked: Config) -> tuple[float, float]:
     """The time of a sample and the GiB of a machine that is no sum of its blocks: memory has two peaks."""
     settings, layers = asked.settings, int(asked.shape["layers"])
     how, reshard = settings.activation_checkpointing, settings.reshard_after_forward
-    each = spread(how) if is_mixed(how) else [how] * layers
+    recomputed = spread(how) if is_mixed(how) else [how] * layers
+    each = 1 if settings.wrap == "block" else int(settings.wrap.partition("+")[0].partition(":")[0][6:])
+    sizes = unit_sizes(settings.wrap) or [each] * (layers // each)
     if isinstance(reshard, str):
-        kept = spread(reshard).count("false")
+        kept = sum(size for size, word in zip(sizes, spread(reshard), strict=True) if word == "false")
     else:
         kept = layers if reshard is False or settings.strategy == "SHARD_GRAD_OP" else 0
     offload = settings.activation_offload
-    moved = [word == "true" for word in spread(offload)] if is_mixed(offload) else [bool(offload)] * layers
-    copied = COPY * sum(one == "none" and away for one, away in zip(each, moved, strict=True))
-    time = sum(TIMES[one] for one in each) - 0.04 * kept + 3 / settings.batch
+    words = spread(offload) if is_mixed(offload) else [str(offload).lower()] * len(sizes)
+    moved = [word == "true" for word, size in zip(words, sizes, strict=True) for _ in range(size)]
+    copied = COPY * sum(one == "none" and away for one, away in zip(recomputed, moved, strict=True))
+    time = sum(TIMES[one] for one in recomputed) - 0.04 * kept + 3 / settings.batch
+    time -= 0.01 * sizes.count(2) + (0.02 if is_mixed(settings.forward_prefetch) else 0)
     time += max(0, copied - time / 3) + max(0, copied - time * 2 / 3)
-    sizes = (OFFLOADED if away else SIZES[one] for one, away in zip(each, moved, strict=True))
-    held = settings.batch * sum(sizes) + 1.2 * kept
+    saved = (OFFLOADED if away else SIZES[one] for one, away in zip(recomputed, moved, strict=True))
+    held = settings.batch * sum(saved) + 1.2 * kept
     return time, 3.0 + max(held, 2.5 + 0.6 * held)
 
 
@@ -89,7 +93,7 @@ def test_no_mix_is_clearly_faster(gib: float, batches: tuple[int, ...]) -> None:
     assert chosen.by_unit.speed >= 0.98 * fastest(gib, batches).speed
     assert 1.1 * (chosen.by_unit.memory or math.inf) <= memory == chosen.usable
     assert chosen.uniform is None or chosen.uniform.speed <= chosen.by_unit.speed
-    assert chosen.simulated < 60, "a small part of all mixes"
+    assert chosen.simulated < 70, "a small part of all mixes"
     assert choose(tried, run, memory) == chosen
 
 
@@ -109,7 +113,8 @@ def test_what_nothing_improves_stays_uniform() -> None:
     """All fits, but for what a machine that is slower by unit does not have."""
 
     def run(configs: Sequence[Config]) -> list[Candidate]:
-        uniform = [not is_mixed(each.settings.activation_checkpointing) for each in configs]
+        names = ("activation_checkpointing", "wrap", "forward_prefetch", "backward_prefetch_depth")
+        uniform = [not any(is_mixed(getattr(each.settings, name)) for name in names) for each in configs]
         found = judge(configs, 60)
         return [
             each if alike else dataclasses.replace(each, speed=each.speed / 2)
