@@ -212,12 +212,24 @@ class Costs:
         return Mix(tuple(of_kinds), kept)
 
 
-def _figures_at(batch: int, near: Sequence[Candidate], far: Sequence[Candidate]) -> np.ndarray[Any, Any]:
-    """Return [time, GiB] of corners at a batch: of two others' times by its inverse, of their bytes by it."""
-    one, other = (np.array([(1 / each.speed, _gib(each)) for each in corners]) for corners in (near, far))
-    at, first, last = ((1 / b, b) for b in (batch, *(each[0].config.settings.batch for each in (near, far))))
-    shares = [(a - b) / (c - b) if c != b else 0.0 for a, b, c in zip(at, first, last, strict=True)]
-    return np.asarray(one + np.array(shares) * (other - one))
+def _figures_at(family: Family, near: Sequence[Candidate], far: Candidate) -> np.ndarray[Any, Any]:
+    """Return [time, GiB] of the family's corners by those at a batch, `near`, and the first one at another.
+
+    Of a sample a choice costs the same time at all batches, and bytes by the batch; a kept unit, once a step,
+    costs time by its inverse, and the same bytes.
+    """
+    figures = np.array([(1 / each.speed, _gib(each)) for each in near])
+    at, first, last = (config.settings.batch for config in (family.base, near[0].config, far.config))
+    share = (
+        np.array([(1 / at - 1 / first) / (1 / last - 1 / first), (at - first) / (last - first)])
+        if last != first
+        else 0
+    )
+    scaled = (figures - figures[0]) * (1.0, at / first)
+    if family.units:
+        scaled[-1] = (figures[-1] - figures[0]) * (first / at, 1.0)
+    least = figures[0] + share * ((1 / far.speed, _gib(far)) - figures[0])
+    return np.asarray(least + scaled)
 
 
 def _gib(candidate: Candidate) -> float:
@@ -326,14 +338,15 @@ class Search:
         self.best, self.simulated = best, 0
 
     def search(self, families: Sequence[Family], start: int) -> None:
-        """Search families of one batch each, most promising first, by what those of two batches cost: the
-        start's and the one farthest from it. Without offload memory is known better: these are others."""
+        """Search families of one batch each, most promising first, by what the start's costs, and the first
+        corner of the one farthest from it. Without offload memory is known better: these are others."""
         promising: list[tuple[float, Family, Costs, float]] = []
         for offloads in sorted({False, families[start].offloads}):
             own = [dataclasses.replace(family, offloads=offloads) for family in families]
-            near, far = (self._corners(own[place]) for place in (start, 0 if start else -1))
-            for family in own if near and far else ():
-                costs = Costs.fitted(family, _figures_at(family.base.settings.batch, near, far))
+            near = self._corners(own[start])
+            far = self._corners(own[0 if start else -1], 1) if near else []
+            for family in own if far else ():
+                costs = Costs.fitted(family, _figures_at(family, near, far[0]))
                 gib = self._limit(family.base, near[offloads])
                 if (mix := costs.best(family, gib)) is not None:
                     promising.append((costs.of(mix)[0], family, costs, gib))
@@ -363,9 +376,9 @@ class Search:
         self.simulated += len(new)
         return [self._known[key] for key in keys]
 
-    def _corners(self, family: Family) -> list[Candidate]:
-        """Return the family's corners, simulated; none where one of them cannot be."""
-        configs = [family.config(mix) for mix in family.corners()]
+    def _corners(self, family: Family, most: int | None = None) -> list[Candidate]:
+        """Return the family's (first `most`) corners, simulated; none where one of them cannot be."""
+        configs = [family.config(mix) for mix in family.corners()[:most]]
         refused = configs[-1].script is None and not_applicable(configs[-1])
         found = [] if refused else self._simulated(map(self._with_room, configs))
         return found if all(each.status is Status.OK and each.memory for each in found) else []

@@ -318,9 +318,11 @@ _MARK = "_sim_pinned"
 
 
 def pin(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a host tensor's memory as pinned; return the tensor."""
+    """Mark a host tensor's memory as pinned; return the tensor. Raises `torch.OutOfMemoryError`."""
     for part in with_memory(tensor):
         storage: Any = part.untyped_storage()
+        if not hasattr(storage, _MARK):
+            ACCELERATOR.pinned.take(storage)
         storage._sim_pinned = True
     return tensor
 
