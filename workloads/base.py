@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -128,17 +127,8 @@ class Workload(ABC):
         return self.forward_flops(batch, seq).training(checkpointing, recomputes_in_full)
 
     def units(self, wrap: str) -> int | None:
-        """Return the number of blocks (`wrap` is `block`), or of groups of them (`every-K`); None: other, or
-        groups that do not make up the model's lists of blocks."""
-        if wrap != "block" and not wrap.startswith("every-"):
-            return None
-        stacks = self.stacks()
-        if sizes := unit_sizes(wrap):
-            ends = {*itertools.accumulate(sizes)}
-            whole = sum(sizes) == sum(stacks) and {*itertools.accumulate(stacks)} <= ends
-            return len(sizes) if whole else None
-        size = 1 if wrap == "block" else int(wrap.removeprefix("every-"))
-        return sum(-(-stack // size) for stack in stacks)
+        """Return the number of blocks (`wrap` is `block`), or of groups of them (`every-K`); None: other."""
+        return len(unit_sizes(wrap, self.stacks())) or None
 
     def stacks(self) -> list[int]:
         """Return the number of blocks in each of the model's lists of blocks."""

@@ -128,6 +128,6 @@ def roots() -> list[nn.Module]:
 
 
 def _modules() -> list[nn.Module]:
-    """Return all modules; what is being constructed is none yet."""
+    """Return all modules; without those that are being constructed."""
     found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     return [each for each in found if "_modules" in vars(each)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -28,13 +29,7 @@ from fsdpbench.sim.model.profile import HardwareProfile, of_slowest
 from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Contention, Timeline, TimelineClock
 from fsdpbench.sim.model.trace_recorder import TraceRecorder
-from fsdpbench.sim.torch_device.accelerator import (
-    ACCELERATOR,
-    DEVICE_TYPE,
-    Accelerator,
-    PinnedMemory,
-    SharedPlans,
-)
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator, SharedPlans
 from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
 from fsdpbench.sim.torch_device.device_module import DeviceModule, SimulatedDeviceGuard, Stream, drain
 from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, register_backend
@@ -166,7 +161,7 @@ class Simulation:
         accelerator.cpu_costs = CpuCosts.of(profile)
         accelerator.network = Network(profile, self.world_size, self.gpus_per_node)
         accelerator.host_link_ns = _host_link(profile)
-        accelerator.pinned = PinnedMemory(profile.host_link.memory_gb * 1e9)
+        accelerator.pinned, accelerator.most_pinned = Counter(), profile.host_link.memory_gb * 1e9
         accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
 
     def init_process_group(self) -> None:

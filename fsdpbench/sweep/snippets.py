@@ -20,7 +20,7 @@ from fsdpbench.base.configuration.config import PARALLEL, Config, shard_size_of
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.settings import SETTINGS, show_value
 from fsdpbench.base.settings.code import TORCH_DTYPES
-from fsdpbench.base.settings.values import Value, is_mixed, spread, unit_sizes
+from fsdpbench.base.settings.values import Value, is_mixed, spread
 from fsdpbench.workloads.checkpointing import ATTENTION, PRODUCTS
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ def _program(config: Config) -> str:
         mesh=_mesh(config),
         hybrid="HYBRID" in settings.strategy,
         every=settings.wrap.removeprefix("every-"),
-        sizes=_listed(settings.wrap, lambda unit: unit.removeprefix("every-"))
-        if unit_sizes(settings.wrap)
-        else "",
+        sizes=_of_each_unit(settings.wrap.replace("every-", "")),
         forward_ahead=_of_each_unit(settings.forward_prefetch),
         backward_ahead=_of_each_unit(settings.backward_prefetch_depth),
         reshard=settings.strategy in ("FULL_SHARD", "HYBRID_SHARD") if reshard is None else reshard,

@@ -89,10 +89,9 @@ def _refuse(config: Config) -> dict[str, str]:
     refused = refuse_common(config) | refuse_lora_in_flat_parameters(config)
     if config.settings.optimizer == "muon":
         refused["optimizer"] = "Muon needs matrices, FSDP1 shows each rank flattened pieces: use FSDP2"
-    for name in ("forward_prefetch", "backward_prefetch_depth"):
-        if is_mixed(getattr(config.settings, name)):
-            refused[name] = "FSDP1 has one distance for all units: one number, or use FSDP2"
-    return refused
+    ahead = ("forward_prefetch", "backward_prefetch_depth")
+    mixed = [name for name in ahead if is_mixed(getattr(config.settings, name))]
+    return refused | dict.fromkeys(mixed, "FSDP1 has one distance for all units: one number, or use FSDP2")
 
 
 class ImplFsdp1(_FlatParameterSystem):

@@ -188,13 +188,9 @@ class TorchFsdp2(_FullyShardSystem):
     }
 
     def absent_settings(self, config: Config) -> Mapping[str, str]:
-        explicit = "only as explicit code says, by unit (1:20+2:12)"
-        reasons = {
-            "backward_prefetch_depth": f"PyTorch's fully_shard prefetches more in backward {explicit}",
-            "forward_prefetch": f"PyTorch's fully_shard prefetches in forward {explicit}",
-        }
-        plain = {name: why for name, why in reasons.items() if not is_mixed(getattr(config.settings, name))}
-        return self.absent | plain
+        why = "PyTorch's fully_shard prefetches so only as explicit code says, by unit (`1:20+2:12`)"
+        names = ("backward_prefetch_depth", "forward_prefetch")
+        return self.absent | {name: why for name in names if not is_mixed(getattr(config.settings, name))}
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused = super().refuses(config)

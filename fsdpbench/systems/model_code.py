@@ -10,7 +10,7 @@ from torch import nn
 
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.settings import Settings, Value
-from fsdpbench.base.settings.values import is_mixed, spread, unit_sizes
+from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.library_model import LIBRARY
 from fsdpbench.workloads.losses import LINEAR_LOSSES, ComputesTokenLoss, use_linear_loss
@@ -60,20 +60,18 @@ def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
     return refused
 
 
-_BY_UNIT = (
-    "activation_checkpointing", "reshard_after_forward", "activation_offload", "forward_prefetch",
-    "backward_prefetch_depth",
-)  # fmt: skip
-
-
 def _refuse_other_counts(workload: Workload, settings: Settings) -> dict[str, str]:
     """Refuse values for each block or unit that are not as many as there are: setting -> reason."""
     values, refused = settings.to_dict(), {}
-    if unit_sizes(settings.wrap) and workload.units(settings.wrap) is None:
-        blocks = f"{workload.name} has {workload.units('block')} blocks"
-        return {"wrap": f"its units hold {sum(unit_sizes(settings.wrap))} blocks, and {blocks}, list by list"}
-    for name in _BY_UNIT:
-        if not is_mixed(given := values[name]):
+    if (
+        settings.wrap.startswith("every-")
+        and is_mixed(settings.wrap)
+        and workload.units(settings.wrap) is None
+    ):
+        lists = " and ".join(map(str, workload.stacks()))
+        return {"wrap": f"units of these sizes do not make up the {lists} blocks of {workload.name}"}
+    for name, given in values.items():
+        if name == "wrap" or not is_mixed(given):
             continue
         there = workload.units("block" if name == "activation_checkpointing" else settings.wrap)
         if there is None:

@@ -96,17 +96,11 @@ def advise_script(
     tried = [_tried(candidate, base, trials.get(candidate.variation)) for candidate in found]
     if Kind.MISTAKE in kinds:
         alike = _varied(config, "", steady=steady)
-        mixes = by_unit(alike, result, base, trials, lambda mixed: _mixed(mixed, jobs, tell))
+        mixes = by_unit(alike, result, base, trials, lambda mixed: simulate(mixed, jobs, lambda done: None))
         tried += [_tried(candidate, base, trial) for candidate, trial in mixes]
     starving = _starving(result, base, [trials[variation] for variation in loader], list(loader))
     folder = "" if config.script is None else str(config.script.own_folder)
     return _sorted([_with_diff(each, folder) for each in (*starving, *tried)], base)
-
-
-def _mixed(configs: Sequence[Config], jobs: int, tell: Callable[[str], None]) -> list[Trial]:
-    if configs:
-        tell(f"simulating {len(configs)} more, in which blocks differ")
-    return simulate(configs, jobs, lambda done: None) if configs else []
 
 
 def _with_diff(each: Tried, folder: str) -> Tried:

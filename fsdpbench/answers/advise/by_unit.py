@@ -13,21 +13,19 @@ from fsdpbench.answers.advise.candidate import Candidate, advice, place_of
 from fsdpbench.answers.advise.candidates import not_recomputed
 from fsdpbench.answers.advise.edits import Edit
 from fsdpbench.answers.tune import front
-from fsdpbench.answers.tune.per_unit import CHOICES, Family, Mix, Search, is_safe
+from fsdpbench.answers.tune.per_unit import Family, Mix, Search, is_safe
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.settings.values import joined, spread
 from fsdpbench.script.variations.sharding import Variation
 from fsdpbench.sweep.trials import Trial
 
-_NEED_MEMORY = ("no-checkpoint", "no-offload", "keep")
-"""Variations that are faster where memory suffices: if one does not fit, memory limits the script."""
 _CHECKPOINT = "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
 
 _Simulate = Callable[[Sequence[Config]], list[Trial]]
 
 
 class _Blocks(Family):
-    """Blocks of a script; selective recomputation of its operators is no choice."""
+    """Blocks of a script; selective recomputation of its operators cannot be chosen."""
 
     def config(self, mix: Mix) -> Config:
         """Return the script with the variation of `mix`."""
@@ -35,11 +33,6 @@ class _Blocks(Family):
         kept = [True] * (self.units - mix.kept) + [False] * mix.kept
         each = [joined(part).replace("+", ",") for part in (recomputed, moved, kept) if part]
         return replace(self.base, what_if=WhatIf(variation=f"{Variation.BY_UNIT}={'/'.join(each)}"))
-
-    @property
-    def choices(self) -> list[int]:
-        """Return the places in `CHOICES` of what a block may have."""
-        return [place for place in super().choices if CHOICES[place][0] != "op"]
 
 
 def by_unit(
@@ -49,43 +42,36 @@ def by_unit(
     than it. `config`: of its variants; `trials`: of its variations."""
     seen = result["script"]["observed"]
     calls, blocks = seen["sharding"], seen["model"].get("blocks")
-    tight = [trials[name] for name in _NEED_MEMORY if name in trials]
+    # These are faster where memory suffices: if one does not fit, it limits the script.
+    tight = [trials[name] for name in ("no-checkpoint", "no-offload", "keep") if name in trials]
     limited = base.risky or base.retries or any(not each.fits or each.risky for each in tight)
     if not calls or not blocks or not limited or seen["model"].get("unwrapped_root"):
         return
     alone = seen["model"]["unit_classes"].get(blocks["class"]) == blocks["count"]
     alone &= max(call.get("together", 1) for call in calls) == 1
-    free = alone and calls[-1]["api"] == "fully_shard" and all(map(_is_plain, calls))
-    offloads = (
-        alone and not result.get("compiled") and not any(each["arguments"]["offload"] for each in calls)
-    )
-    family = _Blocks(config, (0,) * blocks["count"], blocks["count"] if free else 0, offloads)
-    ran: dict[str | None, Trial] = {}
+    given = [call["arguments"] for call in calls]
+    free = alone and calls[-1]["api"] == "fully_shard"
+    free &= all(each.get("reshard_after_forward") in (None, True, False) for each in given)
+    offloads = alone and not result.get("compiled") and not any(each["offload"] for each in given)
+    family = _Blocks(config, (0,) * blocks["count"], blocks["count"] if free else 0, offloads, False)
+    ran: list[Trial] = []
 
     def judge(configs: Sequence[Config]) -> list[front.Candidate]:
-        found = simulate(configs)
-        ran.update((each.config.what_if and each.config.what_if.variation, each) for each in found)
+        found = simulate(configs) if configs else []
+        ran.extend(found)
         return [_judged(each) for each in found]
 
     now = _judged(base)
     search = Search(judge, None, (), now if is_safe(now) else None)
     search.search([family], 0)
-    best = search.best.config.what_if if search.best else None
-    if best is not None and best.variation is not None:
-        yield written(seen, best.variation), ran[best.variation]
-
-
-def _is_plain(call: Mapping[str, Any]) -> bool:
-    """Return whether its units are resharded to all ranks, or not at all."""
-    return call["arguments"].get("reshard_after_forward") in (None, True, False)
+    for trial in ran:
+        if search.best is not None and trial.config == search.best.config and trial.config.what_if:
+            yield written(seen, trial.config.what_if.variation or ""), trial
 
 
 def _judged(trial: Trial) -> front.Candidate:
-    speed = 1 / trial.step_time_s if trial.step_time_s else 0.0
-    fits = trial.fits and speed > 0
-    return front.Candidate(
-        trial.config, trial.status, speed, trial.reserved, fits, trial.interval, trial.risky
-    )
+    what = trial.status, trial.speed or 0.0, trial.reserved, trial.fits, trial.interval, trial.risky
+    return front.Candidate(trial.config, *what)
 
 
 def written(seen: Mapping[str, Any], variation: str) -> Candidate:
@@ -108,7 +94,8 @@ def written(seen: Mapping[str, Any], variation: str) -> Candidate:
         after = [f"for number, block in enumerate({blocks}):\n{body}"]
         words += f", keep {len(each[2]) - resharded} gathered after forward"
     edits = [Edit(calls[-1], "imports", (text,)) for text in imports]
-    edits += [*not_recomputed(seen), Edit(calls[-1], "beside", (calls[0].get("span"), before, after))]
+    spans = [call.get("span") for call in calls]
+    edits += [*not_recomputed(seen), Edit(calls[-1], "beside", (spans, before, after))]
     code = [*imports, "# before the blocks are wrapped, in the place of all other recomputation:", *before]
     code += ["# after the model is wrapped:", *after] if after else []
     said = {"words": words, "code": "\n".join(code).replace("{0}", "model")}

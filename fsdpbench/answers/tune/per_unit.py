@@ -24,10 +24,10 @@ import numpy as np
 import torch
 
 from fsdpbench.answers.tune.front import Candidate
-from fsdpbench.answers.tune.units import Variants, ahead, of_sizes
+from fsdpbench.answers.tune.units import ahead, of_sizes, written
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.settings.values import Value, joined
+from fsdpbench.base.settings.values import Value
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import Status
 from fsdpbench.sweep.planning import not_applicable, without_absent, workload_named
@@ -49,7 +49,7 @@ _LOST, _LESS = 0.005, 0.8
 _NEAR = 0.99
 """The share of the best speed from which on neighbours are tried at all."""
 _STEPS, _MOST_KINDS = (4, 1), 3
-_OF_UNITS: Mapping[str, Variants] = {
+_OF_UNITS: Mapping[str, Callable[[Config], Iterator[list[Config]]]] = {
     "wrap": of_sizes,
     **{name: partial(ahead, name) for name in ("forward_prefetch", "backward_prefetch_depth")},
 }
@@ -73,12 +73,13 @@ class Mix:
 class Family:
     """Configurations that differ in recomputation, offload and resharding alone. `kinds`: of each block, in
     forward's order; `units`: those whose resharding is free, 0 where the system or its strategy decides it;
-    `offloads`: whether blocks may offload."""
+    `offloads`: whether blocks may offload, `selects`: whether they may recompute some operators."""
 
     base: Config
     kinds: tuple[int, ...]
     units: int
     offloads: bool = False
+    selects: bool = True
 
     @property
     def sizes(self) -> list[int]:
@@ -88,12 +89,12 @@ class Family:
     def config(self, mix: Mix) -> Config:
         """Return the configuration of `mix`; what is alike for all is written as one value."""
         recomputed, moved = self.of_blocks(mix)
-        values: dict[str, Value] = {"activation_checkpointing": _written(recomputed)}
+        values: dict[str, Value] = {"activation_checkpointing": written(recomputed)}
         if any(moved):
-            values["activation_offload"] = _written(moved)
+            values["activation_offload"] = written(moved)
         if self.units and mix.kept:
             gathered = [True] * (self.units - mix.kept) + [False] * mix.kept
-            values["reshard_after_forward"] = _written(gathered)
+            values["reshard_after_forward"] = written(gathered)
         return dataclasses.replace(self.base, settings=self.base.settings.changed(**values))
 
     def of_blocks(self, mix: Mix) -> tuple[tuple[str, ...], tuple[bool, ...]]:
@@ -105,7 +106,8 @@ class Family:
     @property
     def choices(self) -> list[int]:
         """Return the places in `CHOICES` of what a block may have."""
-        return [place for place, (_, moved) in enumerate(CHOICES) if self.offloads or not moved]
+        allowed = [(self.offloads or not moved) and (self.selects or how != "op") for how, moved in CHOICES]
+        return [place for place, each in enumerate(allowed) if each]
 
     def corners(self) -> list[Mix]:
         """Return: all blocks recomputed; one kind with each other choice; all units kept."""
@@ -127,10 +129,6 @@ def _placed(own: Sequence[int]) -> list[tuple[str, bool]]:
     apart = {thin + place * (size - thin) // moved for place in range(moved)}
     others = iter([CHOICES[choice] for choice in _IN_ORDER for _ in range(own[choice])])
     return [CHOICES[_OFFLOADS_ALL] if place in apart else next(others) for place in range(size)]
-
-
-def _written(each: Sequence[Value]) -> Value:
-    return each[0] if len(set(each)) == 1 else joined(each)
 
 
 @dataclass(frozen=True)
@@ -213,21 +211,16 @@ class Costs:
 
 
 def _figures_at(family: Family, near: Sequence[Candidate], far: Candidate) -> np.ndarray[Any, Any]:
-    """Return [time, GiB] of the family's corners by those at a batch, `near`, and the first one at another.
-
-    Of a sample a choice costs the same time at all batches, and bytes by the batch; a kept unit, once a step,
-    costs time by its inverse, and the same bytes.
-    """
+    """Return [time, GiB] of a family's corners by those at a batch, `near`, and the first one at another: of a
+    sample a choice costs the same time, and bytes by the batch; of a step a kept unit costs the same."""
     figures = np.array([(1 / each.speed, _gib(each)) for each in near])
     at, first, last = (config.settings.batch for config in (family.base, near[0].config, far.config))
-    share = (
-        np.array([(1 / at - 1 / first) / (1 / last - 1 / first), (at - first) / (last - first)])
-        if last != first
-        else 0
-    )
     scaled = (figures - figures[0]) * (1.0, at / first)
     if family.units:
         scaled[-1] = (figures[-1] - figures[0]) * (first / at, 1.0)
+    if last == first:
+        return figures
+    share = (1 / at - 1 / first) / (1 / last - 1 / first), (at - first) / (last - first)
     least = figures[0] + share * ((1 / far.speed, _gib(far)) - figures[0])
     return np.asarray(least + scaled)
 
@@ -355,8 +348,7 @@ class Search:
                 self._search(family, costs, gib)
 
     def vary_units(self) -> None:
-        """Change the units of the best: their sizes, then the distances of their prefetch; what one value for
-        all would exceed memory with, a half of the units may have."""
+        """Change sizes of the best's units, then their prefetch; of a half where all exceed memory."""
         if self.best is None or self.best.config.script is not None:
             return
         for name, variants in _OF_UNITS.items():

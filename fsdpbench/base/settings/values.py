@@ -110,10 +110,17 @@ def every_k(text: str) -> Value:
     return f"every-{whole_number(count, 1, MOST_OF_A_SIZE)}"
 
 
-def unit_sizes(wrap: str) -> list[int]:
-    """Return the blocks of each unit under `every-K:N+every-L:M`, in forward's order; none for another."""
-    each = spread(wrap) if wrap.startswith("every-") and is_mixed(wrap) else []
-    return [int(unit.removeprefix("every-")) for unit in each]
+def unit_sizes(wrap: str, lists: Sequence[int]) -> list[int]:
+    """Return the blocks of each unit, of a model with `lists` of so many; none where `wrap` does not say
+    them, or they do not make up the lists."""
+    if wrap == "block" or not wrap.startswith("every-"):
+        return [1] * sum(lists) if wrap == "block" else []
+    if not is_mixed(wrap):
+        each = int(wrap.removeprefix("every-"))
+        return [min(each, count - start) for count in lists for start in range(0, count, each)]
+    sizes = [int(unit.removeprefix("every-")) for unit in spread(wrap)]
+    ends = [*itertools.accumulate(sizes)]
+    return sizes if ends[-1] == sum(lists) and {*itertools.accumulate(lists)} <= {*ends} else []
 
 
 def checkpointing(text: str) -> Value:

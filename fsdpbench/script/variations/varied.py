@@ -39,8 +39,7 @@ class _Part(Protocol):
 
 
 _SIMPLE: Mapping[Variation, Callable[[], _Part]] = {
-    Variation.CHECKPOINT: Checkpointed, Variation.NO_CHECKPOINT: lambda: NotCheckpointed(every=1),
-    Variation.HALF_CHECKPOINT: lambda: NotCheckpointed(every=2),
+    Variation.CHECKPOINT: Checkpointed, Variation.NO_CHECKPOINT: NotCheckpointed,
     Variation.HALF_BATCH: lambda: Batches(0.5, parser=False),
     Variation.DOUBLE_BATCH: lambda: Batches(2.0, parser=True), Variation.WRAP_BLOCKS: Blocks,
     Variation.WRAP_ROOT: Root, Variation.WRAP_PAIRS: Pairs, Variation.FUSED: Fused,

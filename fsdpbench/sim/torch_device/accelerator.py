@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import math
 import threading
-import weakref
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from fsdpbench.sim.model.observed import Observer, forget, observe
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline, Work
@@ -36,29 +33,6 @@ import pickle
 from fsdpbench.base.files.shared_log import add_record, records
 
 DEVICE_TYPE = "sim"
-
-
-@dataclass
-class PinnedMemory:
-    """Pinned memory of the host in use, as torch's allocator for it counts, of `most` bytes."""
-
-    most: float
-    nbytes: int = 0
-
-    def take(self, storage: Any) -> None:
-        """Count a storage until it is gone. Raises `torch.OutOfMemoryError`."""
-        nbytes = 1 << max(0, storage.nbytes() - 1).bit_length()  # as torch rounds it
-        if self.nbytes + nbytes > self.most:
-            asked, there = (self.nbytes + nbytes) / 1e9, self.most / 1e9
-            raise torch.OutOfMemoryError(
-                f"host out of memory: {asked:.1f} GB of pinned memory for one GPU, whose part of the "
-                f"host's is {there:g} GB (host_link.memory_gb of the profile): offload less"
-            )
-        self.nbytes += nbytes
-        weakref.finalize(storage, self._give_back, nbytes)
-
-    def _give_back(self, nbytes: int) -> None:
-        self.nbytes -= nbytes
 
 
 class SimulationNotStartedError(RuntimeError):
@@ -99,7 +73,7 @@ class Accelerator:
         self.network: Network = None  # type: ignore[assignment]
         self.trace: TraceRecorder | None = None
         self.host_ns_per_byte = 0.0
-        self.pinned = PinnedMemory(math.inf)
+        self.pinned, self.most_pinned = Counter[str](), math.inf
         self.host_link_ns: Callable[[int], int] = lambda nbytes: 0
         self.on_out_of_memory: Callable[[str], None] | None = None
         self.device_count = 1

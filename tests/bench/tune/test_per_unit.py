@@ -39,8 +39,7 @@ def measured(asked: Config) -> tuple[float, float]:
     settings, layers = asked.settings, int(asked.shape["layers"])
     how, reshard = settings.activation_checkpointing, settings.reshard_after_forward
     recomputed = spread(how) if is_mixed(how) else [how] * layers
-    each = 1 if settings.wrap == "block" else int(settings.wrap.partition("+")[0].partition(":")[0][6:])
-    sizes = unit_sizes(settings.wrap) or [each] * (layers // each)
+    sizes = unit_sizes(settings.wrap, [layers])
     if isinstance(reshard, str):
         kept = sum(size for size, word in zip(sizes, spread(reshard), strict=True) if word == "false")
     else:
