@@ -117,7 +117,7 @@ def test_a_patched_script_has_the_losses_of_the_script_on_real_ranks(
         assert not ran.failure
         assert ran.steps == 3
         losses.append([record.losses for step in range(3) for record in ran.records(step)])
-    assert len({*itertools.chain(*losses[0])}) > 3, "it trains"
+    assert len({*itertools.chain(*losses[0])}) == 3, "it trains, and the ranks have the same samples"
     assert losses[0] == losses[1]
 
 
