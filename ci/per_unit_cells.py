@@ -2,15 +2,15 @@
 
     python ci/per_unit_cells.py ci/measured/per_unit.txt [CELL...]
 
-Memory limits a cell, by one criterion for all: its sequences are of the model's published length, doubled until
-one sample of them without recomputation does not fit on a GPU at the upper end of memory's interval.
+Memory limits a cell, by one criterion for all: its sequences are of the model's published length, doubled
+until one sample of them without recomputation does not fit on a GPU at the upper end of memory's interval.
 
-The grid is batch (`BATCHES`, powers of two and others), recomputation (none, op, full) and
-offload (nothing, or all that blocks which recompute all or nothing save), each choice up to the largest batch
-that fits at the upper end of memory's interval, unless it is a fifth slower than another at its first batch;
-of the two fastest also strategy (resharded or not, hybrid ones between nodes) and size of units (1, 2
-blocks), at that batch or the next smaller one. The choice by unit has the same batches; of the first six each
-is tried at least once. A row is added as soon as its cell is done.
+The grid is batch (`BATCHES`, powers of two and others), recomputation (none, op, full) and offload
+(nothing, or all that blocks save), each choice up to the largest batch that fits at the upper end of
+memory's interval, unless it is a fifth slower than another at its first batch; of the two fastest also
+strategy (resharded or not, hybrid ones between nodes) and size of units (1, 2 blocks), at that batch or the
+next smaller one. The choice by unit has the same batches; of the first six each is tried at least once. A
+row is added as soon as its cell is done.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ BATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 _VARIED, _SLOW, _SMALL = 2, 0.8, 6
 _SAFE = 0.92
 """About the share of memory that fits at the upper end of its interval."""
+GRID = (("none", False), ("op", False), ("full", False), ("full", True), ("op", True), ("none", True))
+"""Recomputation and offload."""
 _BY_BLOCK = ("activation_checkpointing", "activation_offload")
 _FIRST = ("block", "FULL_SHARD")
 KEPT = {"FULL_SHARD": "SHARD_GRAD_OP", "HYBRID_SHARD": "_HYBRID_SHARD_ZERO2"}
@@ -83,7 +85,7 @@ def grid_of(target: Target, seq: int, run: Simulated) -> list[Candidate]:
     found: list[Candidate] = []
     best: list[Candidate] = []
     start = 0
-    for how, moved in (("none", False), ("op", False), ("full", False), ("full", True), ("none", True)):
+    for how, moved in GRID:
         settings = {"seq": seq, "activation_checkpointing": how, "activation_offload": moved}
         tried, largest = _climbed(target, start, run, settings, _SLOW * max(map(_speed, best), default=0))
         start = max(largest, 0)
@@ -184,8 +186,8 @@ def _words(candidate: Candidate | None) -> str:
 
 
 HEAD = """\
-# tokens a sample; gain over the best of the uniform grid, and of it without offload; GiB reserved uniform and by unit;
-# simulations and processor seconds of the grid and of the choice; the best uniform one -> the one by unit
+# tokens a sample; gain over the best of the uniform grid, and of it without offload; GiB reserved uniform and
+# by unit; simulations and processor seconds of the grid and of the choice; the best uniform one -> the one by unit
 """
 
 

@@ -126,13 +126,14 @@ def test_what_nothing_improves_stays_uniform() -> None:
 
 
 @pytest.mark.campaign
-def test_no_assignment_of_three_blocks_is_clearly_faster_in_the_simulator() -> None:
-    """Every assignment of recomputation to blocks, whatever the order, with each number of units kept."""
+@pytest.mark.timeout(900)
+def test_no_assignment_of_four_blocks_is_faster_in_the_simulator() -> None:
+    """Every assignment of recomputation to blocks, whatever the order, with no unit kept, and with two."""
 
     def run(configs: Sequence[Config]) -> list[Candidate]:
         return [judged(each.config, each.result, goal) for each in simulate(list(configs), 1)]
 
-    shape = {"layers": 3, "vocab": 1024}
+    shape = {"layers": 4, "vocab": 1024}
     target = make_target(model="gpt-125m", gpus=8, hardware="a100-80gb", shape=shape, measurement=UNTRACED)
     goal, how = Goal("tokens_per_s"), {"batch": 64, "seq": 512}
     alike = [
@@ -147,15 +148,15 @@ def test_no_assignment_of_three_blocks_is_clearly_faster_in_the_simulator() -> N
         configured(
             target, "torch-fsdp2", activation_checkpointing=joined(each), reshard_after_forward=kept, **how
         )
-        for each in itertools.product(("full", "op", "none"), repeat=3)
+        for each in itertools.product(("full", "op", "none"), repeat=4)
         if len(set(each)) > 1
-        for kept in (True, "true:2+false:1", "true:1+false:2", False)
+        for kept in (True, "true:2+false:2")
     ]
     safe = [each.speed for each in run(every) if is_safe(each)]
     assert 0 < len(safe) < len(every), "memory is short for some and not for all"
     assert is_safe(chosen.by_unit)
     assert chosen.uniform is None or chosen.by_unit.speed >= chosen.uniform.speed
-    assert chosen.by_unit.speed >= 0.995 * max(safe)
+    assert chosen.by_unit.speed >= 0.999 * max(safe), "equal, but for the order of equal blocks"
 
 
 def test_nothing_that_fits_is_said() -> None:
