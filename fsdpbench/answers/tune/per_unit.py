@@ -211,8 +211,8 @@ class Costs:
 
 
 def _figures_at(family: Family, near: Sequence[Candidate], far: Candidate) -> np.ndarray[Any, Any]:
-    """Return [time, GiB] of a family's corners by those at a batch, `near`, and the first one at another: of a
-    sample a choice costs the same time, and bytes by the batch; of a step a kept unit costs the same."""
+    """Return [time, GiB] of corners by those at a batch, `near`, and the first one at another: a choice costs
+    the same time a sample, and bytes by the batch; a kept unit costs the same a step."""
     figures = np.array([(1 / each.speed, _gib(each)) for each in near])
     at, first, last = (config.settings.batch for config in (family.base, near[0].config, far.config))
     scaled = (figures - figures[0]) * (1.0, at / first)
@@ -320,8 +320,7 @@ def family_of(base: Config) -> Family:
 
 
 class Search:
-    """A search of families of configurations. `best`: the fastest that surely fits, at first one of `tried`;
-    `simulated`: how many were, for it."""
+    """A search of families. `best`: the fastest that surely fits; `simulated`: how many were, for it."""
 
     def __init__(
         self, judge: Judge, memory: int | None, tried: Sequence[Candidate], best: Candidate | None
