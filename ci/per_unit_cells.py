@@ -187,7 +187,7 @@ def _words(candidate: Candidate | None) -> str:
 
 HEAD = """\
 # tokens a sample; gain over the best of the uniform grid, and of it without offload; GiB reserved uniform and
-# by unit; simulations and processor seconds of the grid and of the choice; the best uniform one -> that by unit
+# by unit; simulations and processor seconds of the grid and of the choice; the best uniform one -> by unit
 """
 
 
