@@ -2,12 +2,15 @@
 
     python ci/per_unit_cells.py ci/measured/per_unit.txt [CELL...]
 
-The grid is batch (`BATCHES`, powers of two and others), recomputation (none, op, full) and
-offload (nothing, or all that blocks which recompute all or nothing save), each choice up to the largest batch
-that fits at the upper end of memory's interval, unless it is a fifth slower than another at its first batch;
-of the two fastest also strategy (resharded or not, hybrid ones between nodes) and size of units (1, 2
-blocks), at that batch or the next smaller one. The choice by unit has the same batches; of the first six each
-is tried at least once. A row is added as soon as its cell is done.
+Memory limits a cell, by one criterion for all: its sequences are of the model's published length, doubled
+until one sample of them without recomputation does not fit on a GPU at the upper end of memory's interval.
+
+The grid is batch (`BATCHES`, powers of two and others), recomputation (none, op, full) and offload
+(nothing, or all that blocks save), each choice up to the largest batch that fits at the upper end of
+memory's interval, unless it is a fifth slower than another at its first batch; of the two fastest also
+strategy (resharded or not, hybrid ones between nodes) and size of units (1, 2 blocks), at that batch or the
+next smaller one. The choice by unit has the same batches; of the first six each is tried at least once. A
+row is added as soon as its cell is done.
 """
 
 from __future__ import annotations
@@ -43,12 +46,14 @@ CELLS = {
     "qwen3-32b/h100-80gb/64": 4096,
     "llama3-8b/h200/16": 8192,
 }
-"""Model, chip and GPUs: tokens a sample."""
+"""Model, chip and GPUs: tokens of a published sample."""
 GOAL = Goal("tokens_per_s")
 BATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 _VARIED, _SLOW, _SMALL = 2, 0.8, 6
 _SAFE = 0.92
 """About the share of memory that fits at the upper end of its interval."""
+GRID = (("none", False), ("op", False), ("full", False), ("full", True), ("op", True), ("none", True))
+"""Recomputation and offload."""
 _BY_BLOCK = ("activation_checkpointing", "activation_offload")
 _FIRST = ("block", "FULL_SHARD")
 KEPT = {"FULL_SHARD": "SHARD_GRAD_OP", "HYBRID_SHARD": "_HYBRID_SHARD_ZERO2"}
@@ -80,7 +85,7 @@ def grid_of(target: Target, seq: int, run: Simulated) -> list[Candidate]:
     found: list[Candidate] = []
     best: list[Candidate] = []
     start = 0
-    for how, moved in (("none", False), ("op", False), ("full", False), ("full", True), ("none", True)):
+    for how, moved in GRID:
         settings = {"seq": seq, "activation_checkpointing": how, "activation_offload": moved}
         tried, largest = _climbed(target, start, run, settings, _SLOW * max(map(_speed, best), default=0))
         start = max(largest, 0)
@@ -137,11 +142,17 @@ def _speed(candidate: Candidate) -> float:
     return candidate.speed
 
 
-def row_of(cell: str, seq: int) -> str:
+def length_of(target: Target, published: int) -> int:
+    """Return the tokens a sample at which memory limits, as the head of this file says."""
+    found = Simulated().uniform(target, batch=1, seq=published, activation_checkpointing="none")
+    return length_of(target, 2 * published) if found and is_safe(found[0]) else published
+
+
+def row_of(cell: str, published: int) -> str:
     """Return the line of a cell."""
     model, hardware, gpus = cell.split("/")
     target = make_target(model=model, hardware=hardware, gpus=int(gpus), measurement=UNTRACED)
-    grid, chooser = Simulated(), Simulated()
+    grid, chooser, seq = Simulated(), Simulated(), length_of(target, published)
     tried = grid_of(target, seq, grid)
     chosen = choose(tried, chooser, None)
     best, uniform = chosen.by_unit, chosen.uniform
@@ -152,7 +163,7 @@ def row_of(cell: str, seq: int) -> str:
     ]
     gib = [(each.memory or 0) / 2**30 if each else 0.0 for each in (uniform, best)]
     return (
-        f"{cell:28} {gains[0]:>7} {gains[1]:>7} {gib[0]:5.1f} {gib[1]:5.1f} "
+        f"{cell:28} {seq:5} {gains[0]:>7} {gains[1]:>7} {gib[0]:5.1f} {gib[1]:5.1f} "
         f"{grid.count:3} {grid.cpu_s:4.0f} {chooser.count:3} {chooser.cpu_s:4.0f}  "
         f"{_words(uniform)} -> {_words(best)}"
     )
@@ -175,8 +186,8 @@ def _words(candidate: Candidate | None) -> str:
 
 
 HEAD = """\
-# gain over the best of the uniform grid, and of it without offload; GiB reserved uniform and by unit;
-# simulations and processor seconds of the grid and of the choice; the best uniform one -> the one by unit
+# tokens a sample; gain over the best of the uniform grid, and of it without offload; GiB reserved uniform and
+# by unit; simulations and processor seconds of the grid and of the choice; the best uniform one -> by unit
 """
 
 

@@ -1,7 +1,7 @@
 """A complete FSDP: both generations of the API on one runtime. How to read it: ``README.md`` here."""
 
 if __name__ == "impl":
-    from fsdpbench.base.bare_names import stand_for
+    from fsdpbench import stand_for
 
     stand_for(__name__)
 

@@ -4,6 +4,6 @@ Nothing is imported here, so that a part can be used without the others.
 """
 
 if __name__ == "reports":
-    from fsdpbench.base.bare_names import stand_for
+    from fsdpbench import stand_for
 
     stand_for(__name__)

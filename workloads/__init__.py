@@ -9,7 +9,7 @@ One file a family; those of other packages come by entry point. Imports torch an
 """
 
 if __name__ == "workloads":
-    from fsdpbench.base.bare_names import stand_for
+    from fsdpbench import stand_for
 
     stand_for(__name__)
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fsdpbench.base.configuration.config import ShapeValue
+from fsdpbench.base.settings.values import unit_sizes
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
 from fsdpbench.workloads.inputs import Batch, Feed, image_batches, token_batches
 from fsdpbench.workloads.shape import WorkloadError, make_shape
@@ -207,11 +208,11 @@ class Workload(ABC):
 
     def units(self, wrap: str) -> int | None:
         """Return the number of blocks (`wrap` is `block`), or of groups of them (`every-K`); None: other."""
-        if wrap != "block" and not wrap.startswith("every-"):
-            return None
-        size = 1 if wrap == "block" else int(wrap.removeprefix("every-"))
-        stacks = self.forward_flops(1, self.resolve_seq(None)).stacks
-        return sum(-(-len(stack) // size) for stack in stacks)
+        return len(unit_sizes(wrap, self.stacks())) or None
+
+    def stacks(self) -> list[int]:
+        """Return the number of blocks in each of the model's lists of blocks."""
+        return [len(stack) for stack in self.forward_flops(1, self.resolve_seq(None)).stacks]
 
     def samples(self, batch: int) -> int:
         """Return the samples of one microbatch."""

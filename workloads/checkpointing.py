@@ -21,9 +21,10 @@ gave, and computes the rest again: the selection that TorchTitan makes. `op-ever
 
 from __future__ import annotations
 
+import itertools
 import re
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -190,24 +191,28 @@ class BlockGroup(nn.Sequential):
         return x
 
 
-def group_blocks(model: nn.Module, count: int) -> None:
+def group_blocks(model: nn.Module, count: int | Sequence[int]) -> None:
     """Replace each list of blocks in `model` (a `ModuleList` called `blocks`) by groups of `count`, in place.
 
-    The last group holds what is left. `blocks.5` of 2 a group becomes `blocks.2.1`; parameters, results and
-    checkpointing stay as they are.
+    The last group holds what is left; several counts are those of all groups, one after another. `blocks.5`
+    of 2 a group becomes `blocks.2.1`; parameters, results and checkpointing stay as they are.
 
     Raises:
         WorkloadError: `count` is below 1, or the model has no list of blocks.
     """
-    if count < 1:
+    sizes = itertools.repeat(count) if isinstance(count, int) else iter(count)
+    if isinstance(count, int) and count < 1:
         raise WorkloadError(f"blocks cannot be grouped by {count}: at least 1 makes a group")
     found = False
     for module in list(model.modules()):
         blocks = getattr(module, "blocks", None)
         if isinstance(blocks, nn.ModuleList):
             found = True
-            parts = list(blocks)
-            groups = (BlockGroup(*parts[start : start + count]) for start in range(0, len(parts), count))
+            parts, groups = list(blocks), []
+            while parts:
+                size = next(sizes, len(parts))
+                groups.append(BlockGroup(*parts[:size]))
+                del parts[:size]
             module.blocks = nn.ModuleList(groups)
     if not found:
         raise WorkloadError(f"{type(model).__name__} has no list of blocks to group")

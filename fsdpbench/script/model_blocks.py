@@ -23,10 +23,12 @@ def class_name(module: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The repeated blocks of a model: `modules` of one class, in `path` (`layers`, `model.layers`)."""
+    """The repeated blocks of a model: `modules` of one class, in `path` (`layers`, `model.layers`). `alone`:
+    nothing else is there."""
 
     path: str
     modules: tuple[nn.Module, ...]
+    alone: bool
 
     def to_dict(self) -> dict[str, object]:
         """Return path, class and count, as in `result.json`."""
@@ -62,7 +64,7 @@ def blocks_of(model: nn.Module) -> Blocks | None:
         found = tuple(child for child in holder.children() if type(child) is kind)
         size = sum(map(_size, found))
         if 2 * size > total and (best is None or size > best[0]):
-            best = size, Blocks(path, found)
+            best = size, Blocks(path, found, len(found) == sum(kinds.values()))
     return None if best is None else best[1]
 
 
@@ -126,4 +128,6 @@ def roots() -> list[nn.Module]:
 
 
 def _modules() -> list[nn.Module]:
-    return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    """Return all modules; without those that are being constructed."""
+    found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    return [each for each in found if "_modules" in vars(each)]

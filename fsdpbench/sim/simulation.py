@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -160,6 +161,7 @@ class Simulation:
         accelerator.cpu_costs = CpuCosts.of(profile)
         accelerator.network = Network(profile, self.world_size, self.gpus_per_node)
         accelerator.host_link_ns = _host_link(profile)
+        accelerator.pinned, accelerator.most_pinned = Counter(), profile.host_link.memory_gb * 1e9
         accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
 
     def init_process_group(self) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from fsdpbench.base.configuration.config import PARALLEL, Config, shard_size_of
 from fsdpbench.base.settings import SETTINGS, show_value
 from fsdpbench.base.settings.code import TORCH_DTYPES
-from fsdpbench.base.settings.values import is_mixed, spread
+from fsdpbench.base.settings.values import Value, is_mixed, spread
 from fsdpbench.base.writing import write_whole
 from fsdpbench.workloads.checkpointing import ATTENTION, PRODUCTS
 
@@ -89,9 +89,16 @@ def _program(config: Config) -> str:
         mesh=_mesh(config),
         hybrid="HYBRID" in settings.strategy,
         every=settings.wrap.removeprefix("every-"),
+        sizes=_of_each_unit(settings.wrap.replace("every-", "")),
+        forward_ahead=_of_each_unit(settings.forward_prefetch),
+        backward_ahead=_of_each_unit(settings.backward_prefetch_depth),
         reshard=settings.strategy in ("FULL_SHARD", "HYBRID_SHARD") if reshard is None else reshard,
         dtype=TORCH_DTYPES[settings.param_dtype],
     )
+
+
+def _of_each_unit(value: Value) -> str:
+    return _listed(str(value), str) if is_mixed(value) else ""
 
 
 def _listed(mixed: str, write: Callable[[str], str]) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.settings.values import is_mixed
 from fsdpbench.systems import base
 from fsdpbench.systems.narrow import TORCH_DTYPES, software_of
 from fsdpbench.systems.wrapping import select_units
@@ -81,7 +82,9 @@ def _refuse(config: Config) -> dict[str, str]:
     refused = base.refuse_common(config) | base.refuse_lora_in_flat_parameters(config)
     if config.settings.optimizer == "muon":
         refused["optimizer"] = "Muon needs matrices, FSDP1 shows each rank flattened pieces: use FSDP2"
-    return refused
+    ahead = ("forward_prefetch", "backward_prefetch_depth")
+    mixed = [name for name in ahead if is_mixed(getattr(config.settings, name))]
+    return refused | dict.fromkeys(mixed, "FSDP1 has one distance for all units: one number, or use FSDP2")
 
 
 class ImplFsdp1(_FlatParameterSystem):

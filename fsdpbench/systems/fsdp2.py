@@ -13,7 +13,7 @@ from torch import nn
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
 from fsdpbench.base.errors import UsageError
-from fsdpbench.base.settings.values import spread
+from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.systems.base import BuildContext, System, compile_as_asked, offload_if_asked, refuse_common
 from fsdpbench.systems.fsdp1 import materialise
@@ -76,6 +76,7 @@ class _FullyShardSystem(System):
             fsdp.fully_shard(unit, **arguments, reshard_after_forward=reshard)
         # The root keeps its parameters after forward by default: backward needs them first.
         fsdp.fully_shard(model, **arguments)
+        _prefetch_by_unit(units[::-1], config)
         use_symmetric_memory([*units, model], config)
         if meshes.experts is not None:
             _average_over_all([*units, model], Degrees.of(config), meshes, context.device)
@@ -153,10 +154,11 @@ class ImplFsdp2(_FullyShardSystem):
     def _extras(self, context: BuildContext) -> Mapping[str, Any]:
         settings = context.config.settings
         prefetch = settings.backward_prefetch
+        forward, backward = settings.forward_prefetch, settings.backward_prefetch_depth
         arguments = {
             "backward_prefetch": None if prefetch == "none" else prefetch,
-            "backward_prefetch_depth": settings.backward_prefetch_depth,
-            "forward_prefetch_depth": settings.forward_prefetch or None,  # 0: not explicitly
+            "backward_prefetch_depth": 1 if is_mixed(backward) else backward,
+            "forward_prefetch_depth": None if is_mixed(forward) else forward or None,  # 0: not explicitly
         }
         if settings.memory_handover is not None:
             arguments["memory_handover"] = settings.memory_handover
@@ -183,9 +185,12 @@ class TorchFsdp2(_FullyShardSystem):
         "limit_all_gathers": "PyTorch's fully_shard has no rate limiter",
         "memory_handover": "PyTorch's fully_shard passes memory by events only",
         "layout": "PyTorch's fully_shard packs all parameters",
-        "backward_prefetch_depth": "PyTorch's fully_shard prefetches one unit in backward",
-        "forward_prefetch": "PyTorch's fully_shard prefetches in forward only as explicit code says",
     }
+
+    def absent_settings(self, config: Config) -> Mapping[str, str]:
+        why = "PyTorch's fully_shard prefetches so only as explicit code says, by unit (`1:20+2:12`)"
+        names = ("backward_prefetch_depth", "forward_prefetch")
+        return self.absent | {name: why for name in names if not is_mixed(getattr(config.settings, name))}
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused = super().refuses(config)
@@ -267,6 +272,17 @@ def _reshard_after_forward(config: Config, units: int) -> list[bool | int]:
         chosen = config.settings.strategy in ("FULL_SHARD", "HYBRID_SHARD")
     kept = config.settings.keep_last_unsharded
     return [False if kept and index == units - 1 else chosen for index in range(units)]
+
+
+def _prefetch_by_unit(units: Sequence[Any], config: Config) -> None:
+    """Let each of the wrapped `units`, in forward's order, gather so many others ahead as `config` says."""
+    settings = config.settings
+    if isinstance(settings.forward_prefetch, str):
+        for place, count in enumerate(map(int, spread(settings.forward_prefetch)), 1):
+            units[place - 1].set_modules_to_forward_prefetch([*units[place : place + count]])
+    if isinstance(settings.backward_prefetch_depth, str):
+        for place, count in enumerate(map(int, spread(settings.backward_prefetch_depth))):
+            units[place].set_modules_to_backward_prefetch([*units[max(0, place - count) : place][::-1]])
 
 
 def _mixed_precision(config: Config) -> tuple[torch.dtype | None, torch.dtype | None]:

@@ -78,8 +78,15 @@ def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
 def _refuse_other_counts(workload: Workload, settings: Settings) -> dict[str, str]:
     """Refuse values for each block or unit that are not as many as there are: setting -> reason."""
     values, refused = settings.to_dict(), {}
-    for name in ("activation_checkpointing", "reshard_after_forward", "activation_offload"):
-        if not is_mixed(given := values[name]):
+    if (
+        settings.wrap.startswith("every-")
+        and is_mixed(settings.wrap)
+        and workload.units(settings.wrap) is None
+    ):
+        lists = " and ".join(map(str, workload.stacks()))
+        return {"wrap": f"units of these sizes do not make up the {lists} blocks of {workload.name}"}
+    for name, given in values.items():
+        if name == "wrap" or not is_mixed(given):
             continue
         there = workload.units("block" if name == "activation_checkpointing" else settings.wrap)
         if there is None:

@@ -1,7 +1,8 @@
 """The modules that become FSDP units: equal for every system, so that all are compared on the same units.
 
 block      each block                          every-K    each K consecutive blocks, as one module
-size:N     bottom-up, at least N parameters    root       the whole model only
+every-K:N+every-L:M    by unit                 root       the whole model only
+size:N     bottom-up, at least N parameters
 A+B        modules of the classes named A, B, modules of these names (`lm_head`), `block` for the blocks
 """
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings.values import is_mixed, unit_sizes
 from fsdpbench.workloads import BlockGroup, Workload, group_blocks
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -26,10 +28,12 @@ def select_units(model: nn.Module, workload: Workload, wrap: str) -> list[nn.Mod
     if wrap == "block":
         return _of_classes(model, workload.block_classes)
     if wrap.startswith("every-"):
-        count = int(wrap.removeprefix("every-"))
-        if count == 1:
+        if wrap == "every-1":
             return _of_classes(model, workload.block_classes)
-        group_blocks(model, count)
+        mixed = is_mixed(wrap)
+        group_blocks(
+            model, unit_sizes(wrap, workload.stacks()) if mixed else int(wrap.removeprefix("every-"))
+        )
         return _of_classes(model, (BlockGroup,))
     if wrap.startswith("size:"):
         return _by_size(model, int(wrap.removeprefix("size:")))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fsdpbench.answers.advise.by_unit import by_unit
 from fsdpbench.answers.advise.candidates import Candidate, Kind, candidates, place_of
 from fsdpbench.answers.advise.edits import Edit, NoDiffError, diff_of
 from fsdpbench.base.configuration.config import Config, WhatIf
@@ -91,6 +92,10 @@ def advise_script(
     ran = simulate(configs, jobs, lambda done: tell(said.format(done, len(asked)))) if asked else []
     trials = dict(zip(asked, ran, strict=True))
     tried = [_tried(candidate, base, trials.get(candidate.variation)) for candidate in found]
+    if Kind.MISTAKE in kinds:
+        alike = _varied(config, "", steady=steady)
+        mixes = by_unit(alike, result, base, trials, lambda mixed: simulate(mixed, jobs, lambda done: None))
+        tried += [_tried(candidate, base, trial) for candidate, trial in mixes]
     starving = _starving(result, base, [trials[variation] for variation in loader], list(loader))
     folder = "" if config.script is None else str(config.script.own_folder)
     return _sorted([_with_diff(each, folder) for each in (*starving, *tried)], base)

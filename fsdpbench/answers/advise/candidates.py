@@ -16,6 +16,7 @@ import msgspec
 from fsdpbench.answers.advise.edits import Edit
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.settings import varied
+from fsdpbench.script.variations.programs import OF_CHECKPOINT
 
 _NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
 """Calls that a training step does not need."""
@@ -27,9 +28,6 @@ _PAIR = 2
 _EVERY = 100
 """How often a script should log, in steps."""
 _FSDP = "from torch.distributed.fsdp import "
-_OF_CHECKPOINT = (
-    "use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state",
-)  # fmt: skip
 
 _Seen = Mapping[str, Any]
 _Finding = Mapping[str, Any]
@@ -316,16 +314,13 @@ def _units(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
 def _checkpointing(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     found, place = seen["checkpointing"], place_of(seen["checkpointing"] or {})
     if found is not None:
-        yield advice("no-checkpoint", place, (Edit(found, "bare", (_OF_CHECKPOINT,)),), words=found)
-        yield advice("half-checkpoint", place, (Edit(found, "bare", (_OF_CHECKPOINT, 2)),))
-    elif seen["sharding"] and result.get("alloc_retries_per_step"):
-        leaves = _leaves(seen)
-        forward = "{0}.forward = functools.partial(checkpoint, {0}.forward, use_reentrant=False)"
-        imports = ("import functools", "from torch.utils.checkpoint import checkpoint")
-        edits = _each(leaves, "before", forward) + tuple(
-            Edit(leaves[0], "imports", (each,)) for each in imports
-        )
-        yield advice("checkpoint", place_of(seen["sharding"][0]), edits)
+        yield advice("no-checkpoint", place, not_recomputed(seen), words=found)
+
+
+def not_recomputed(seen: _Seen) -> tuple[Edit, ...]:
+    """Return the edits after which the script recomputes nothing."""
+    found = seen["checkpointing"]
+    return () if found is None else (Edit(found, "bare", (OF_CHECKPOINT,)),)
 
 
 def _leaves(seen: _Seen) -> list[_Seen]:
@@ -371,7 +366,7 @@ def _hybrid(calls: Sequence[_Seen], config: _Seen, strategy: str) -> Iterator[Ca
     mesh = f'init_device_mesh("cuda", ({nodes}, {each}), mesh_dim_names=("replicate", "shard"))'
     more = "sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=" if is_fsdp1 else "mesh="
     edits = (
-        Edit(calls[0], "first", (f"hybrid_mesh = {mesh}", [call.get("span") for call in calls])),
+        Edit(calls[-1], "beside", ([call.get("span") for call in calls], [f"hybrid_mesh = {mesh}"], [])),
         *_set(calls, "device_mesh" if is_fsdp1 else "mesh", "hybrid_mesh"),
         Edit(calls[0], "imports", ("from torch.distributed.device_mesh import init_device_mesh",)),
     )

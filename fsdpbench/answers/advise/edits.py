@@ -231,19 +231,17 @@ class _Text(ScriptText):
         plain = isinstance(found, ast.Name | ast.Constant)
         self.replace(found, f"2 * {self.source(found)}" if plain else f"2 * ({self.source(found)})")
 
-    def bare(self, call: ast.Call, names: Sequence[str], every: int = 1) -> None:
-        """Call the function that a call recomputes by itself: in each of so many passes of a loop."""
+    def bare(self, call: ast.Call, names: Sequence[str]) -> None:
+        """Call the function that a call recomputes by itself."""
         called = self.source(call.func).rpartition(".")[2]
         if called not in ("checkpoint", "checkpoint_wrapper"):
-            if called == "apply_activation_checkpointing" and every == 1:
+            if called == "apply_activation_checkpointing":
                 return self.without(call)
             raise NoDiffError(f"{called} decides which blocks are recomputed")
         plain = self.source(call.args[0])
         if called == "checkpoint":
             given = [*call.args[1:], *(each for each in call.keywords if each.arg not in names)]
             plain = f"{plain}({', '.join(map(self.source, given))})"
-        if every > 1:
-            plain = f"({self.source(call)} if {self.counter(call)} % {every} == 0 else {plain})"
         return self.change(*self.offsets(call), plain)
 
     def detached(self, call: ast.Call) -> None:
@@ -288,18 +286,30 @@ class _Text(ScriptText):
         self.after(other, self.source(self.statement(node)[0]))
         self.without(node)
 
-    def first(self, call: ast.Call, text: str, spans: Sequence[Any]) -> None:
-        """Put a statement before the loops that a call is in, where the calls at `spans` see its variable."""
-        if any(self.function(self.node(span, 0)) is not self.function(call) for span in spans):
+    def beside(
+        self, call: ast.Call, spans: Sequence[Any], before: Sequence[str], after: Sequence[str]
+    ) -> None:
+        """Put statements before the loops of the first of the calls at `spans`, which wrap, and after `call`,
+        the last of them."""
+        name = self.source(call.func).rpartition(".")[2]
+        if name not in ("fully_shard", "FSDP", "FullyShardedDataParallel"):
+            raise NoDiffError(f"{name}() wraps the model, which this line does not name")
+        first, *others = (self.statement(self.node(span, 0))[0] for span in spans)
+        if any(self.function(each) is not self.function(call) for each in (first, *others)):
             raise NoDiffError("the calls are in several functions, and share no variable")
-        self.before(self.outermost(call), text)
+        while isinstance(up := self.parents[first], ast.For):
+            first = up
+        for text in before:
+            self.before(first, self._filled(call, text))
+        for text in after:
+            self.after(call, text)
 
     def before(self, node: ast.AST, text: str) -> None:
         """Put a statement before that of a call."""
         statement, indent = self.statement(node)
         if indent is None and text.startswith("for "):
             raise NoDiffError("several statements share the line")
-        start, text = self.offsets(statement)[0], self._filled(node, text)
+        start, text = self.offsets(statement)[0], self._filled(node, text).replace("\n", f"\n{indent}")
         self.change(start, start, f"{text}; " if indent is None else f"{text}\n{indent}")
 
     def after(self, node: ast.AST, text: str) -> None:
@@ -307,7 +317,8 @@ class _Text(ScriptText):
         statement, indent = self.statement(self.outermost(node))
         if indent is None:
             raise NoDiffError("several statements share the line")
-        self.change(*(2 * (self.offsets(statement)[1],)), f"\n{indent}{self._filled(node, text)}")
+        text = self._filled(node, text).replace("\n", f"\n{indent}")
+        self.change(*(2 * (self.offsets(statement)[1],)), f"\n{indent}{text}")
 
     def without(self, node: ast.AST) -> None:
         """Leave the statement of a call out."""

@@ -70,13 +70,15 @@ def _numbered(number: int, each: Tried) -> Iterator[str]:
     less = f", {each.saves:.0%} less memory".replace("%", " %") if each.saves >= _MUCH else ""
     gain = "wrong" if candidate.kind is Kind.WRONG else gain_words(each)
     yield f"{number:>2}. {gain}{less}: {place}{candidate.what}"
-    yield f"    write: {candidate.write}"
+    first, *code = candidate.write.splitlines()
+    yield f"    write: {first}"
     if each.diff:
         yield from (
             f"    {line}" for line in each.diff.splitlines() if not line.startswith(("---", "+++", " "))
         )
     else:
         yield f"    no diff: {each.no_diff}"
+        yield from (f"    + {line}" for line in code)
 
 
 def gain_words(each: Tried) -> str:

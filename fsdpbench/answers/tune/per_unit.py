@@ -4,6 +4,7 @@
     program   `scipy.optimize.milp` ────────> how many blocks of each kind have which choice
     judge     simulates that exactly ───────> corrects the program, until it proposes nothing new
     around    neighbours, until none is faster and fits; other batches, if the program promises more
+    units     of the best: of one block or two, and how far each gathers ahead, until nothing is faster
 
 It starts with the best uniform candidate of all batches, and so is never slower. Equal blocks differ in their
 place alone: those that recompute come first, where backward ends and little else is held, and the units that
@@ -14,17 +15,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from fsdpbench.answers.tune.front import Candidate
+from fsdpbench.answers.tune.units import ahead, of_sizes, written
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.settings.values import Value, joined
+from fsdpbench.base.settings.values import Value
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import Status
 from fsdpbench.sweep.planning import not_applicable, without_absent, workload_named
@@ -46,6 +49,12 @@ _LOST, _LESS = 0.005, 0.8
 _NEAR = 0.99
 """The share of the best speed from which on neighbours are tried at all."""
 _STEPS, _MOST_KINDS = (4, 1), 3
+_OF_UNITS: Mapping[str, Callable[[Config], Iterator[list[Config]]]] = {
+    "wrap": of_sizes,
+    **{name: partial(ahead, name) for name in ("forward_prefetch", "backward_prefetch_depth")},
+}
+_IN_VAIN = 2
+"""Changes of units of one sort that are tried at most, in a row without one that is faster."""
 _MARGIN = 0.001
 """The share of time and memory by which the program may err between neighbours."""
 
@@ -64,12 +73,13 @@ class Mix:
 class Family:
     """Configurations that differ in recomputation, offload and resharding alone. `kinds`: of each block, in
     forward's order; `units`: those whose resharding is free, 0 where the system or its strategy decides it;
-    `offloads`: whether blocks may offload."""
+    `offloads`: whether blocks may offload, `selects`: whether they may recompute some operators."""
 
     base: Config
     kinds: tuple[int, ...]
     units: int
     offloads: bool = False
+    selects: bool = True
 
     @property
     def sizes(self) -> list[int]:
@@ -78,20 +88,26 @@ class Family:
 
     def config(self, mix: Mix) -> Config:
         """Return the configuration of `mix`; what is alike for all is written as one value."""
-        left = [_placed(own) for own in mix.blocks]
-        recomputed, moved = zip(*[left[kind].pop(0) for kind in self.kinds], strict=True)
-        values: dict[str, Value] = {"activation_checkpointing": _written(recomputed)}
+        recomputed, moved = self.of_blocks(mix)
+        values: dict[str, Value] = {"activation_checkpointing": written(recomputed)}
         if any(moved):
-            values["activation_offload"] = _written(moved)
+            values["activation_offload"] = written(moved)
         if self.units and mix.kept:
             gathered = [True] * (self.units - mix.kept) + [False] * mix.kept
-            values["reshard_after_forward"] = _written(gathered)
+            values["reshard_after_forward"] = written(gathered)
         return dataclasses.replace(self.base, settings=self.base.settings.changed(**values))
+
+    def of_blocks(self, mix: Mix) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+        """Return what each block recomputes, and whether it offloads, in forward's order."""
+        left = [_placed(own) for own in mix.blocks]
+        recomputed, moved = zip(*[left[kind].pop(0) for kind in self.kinds], strict=True)
+        return recomputed, moved
 
     @property
     def choices(self) -> list[int]:
         """Return the places in `CHOICES` of what a block may have."""
-        return [place for place, (_, moved) in enumerate(CHOICES) if self.offloads or not moved]
+        allowed = [(self.offloads or not moved) and (self.selects or how != "op") for how, moved in CHOICES]
+        return [place for place, each in enumerate(allowed) if each]
 
     def corners(self) -> list[Mix]:
         """Return: all blocks recomputed; one kind with each other choice; all units kept."""
@@ -113,10 +129,6 @@ def _placed(own: Sequence[int]) -> list[tuple[str, bool]]:
     apart = {thin + place * (size - thin) // moved for place in range(moved)}
     others = iter([CHOICES[choice] for choice in _IN_ORDER for _ in range(own[choice])])
     return [CHOICES[_OFFLOADS_ALL] if place in apart else next(others) for place in range(size)]
-
-
-def _written(each: Sequence[Value]) -> Value:
-    return each[0] if len(set(each)) == 1 else joined(each)
 
 
 @dataclass(frozen=True)
@@ -198,12 +210,19 @@ class Costs:
         return Mix(tuple(of_kinds), kept)
 
 
-def _figures_at(batch: int, near: Sequence[Candidate], far: Sequence[Candidate]) -> np.ndarray[Any, Any]:
-    """Return [time, GiB] of corners at a batch: of two others' times by its inverse, of their bytes by it."""
-    one, other = (np.array([(1 / each.speed, _gib(each)) for each in corners]) for corners in (near, far))
-    at, first, last = ((1 / b, b) for b in (batch, *(each[0].config.settings.batch for each in (near, far))))
-    shares = [(a - b) / (c - b) if c != b else 0.0 for a, b, c in zip(at, first, last, strict=True)]
-    return np.asarray(one + np.array(shares) * (other - one))
+def _figures_at(family: Family, near: Sequence[Candidate], far: Candidate) -> np.ndarray[Any, Any]:
+    """Return [time, GiB] of corners by those at a batch, `near`, and the first one at another: a choice costs
+    the same time a sample, and bytes by the batch; a kept unit costs the same a step."""
+    figures = np.array([(1 / each.speed, _gib(each)) for each in near])
+    at, first, last = (config.settings.batch for config in (family.base, near[0].config, far.config))
+    scaled = (figures - figures[0]) * (1.0, at / first)
+    if family.units:
+        scaled[-1] = (figures[-1] - figures[0]) * (first / at, 1.0)
+    if last == first:
+        return figures
+    share = (1 / at - 1 / first) / (1 / last - 1 / first), (at - first) / (last - first)
+    least = figures[0] + share * ((1 / far.speed, _gib(far)) - figures[0])
+    return np.asarray(least + scaled)
 
 
 def _gib(candidate: Candidate) -> float:
@@ -228,9 +247,10 @@ def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chos
     Raises `BenchError` where no family of them can be chosen by unit, or nothing fits.
     """
     uniform = max(filter(is_safe, tried), key=lambda each: each.speed, default=None)
-    search = _Search(judge, memory, tried, uniform)
+    search = Search(judge, memory, tried, uniform)
     for families, start in _families(tried):
         search.search(families, start)
+    search.vary_units()
     if search.best is None:
         raise BenchError("--per-unit: no choice by unit fits safely: smaller batches or more GPUs may")
     return Chosen(uniform, search.best, search.simulated, _usable(search.best.config, memory))
@@ -299,7 +319,9 @@ def family_of(base: Config) -> Family:
     return Family(base, tuple(kinds), units if free else 0, offloads)
 
 
-class _Search:
+class Search:
+    """A search of families. `best`: the fastest that surely fits; `simulated`: how many were, for it."""
+
     def __init__(
         self, judge: Judge, memory: int | None, tried: Sequence[Candidate], best: Candidate | None
     ) -> None:
@@ -308,20 +330,35 @@ class _Search:
         self.best, self.simulated = best, 0
 
     def search(self, families: Sequence[Family], start: int) -> None:
-        """Search families of one batch each, most promising first, by what those of two batches cost: the
-        start's and the one farthest from it. Without offload memory is known better: these are others."""
+        """Search families of one batch each, most promising first, by what the start's costs, and the first
+        corner of the one farthest from it. Without offload memory is known better: these are others."""
         promising: list[tuple[float, Family, Costs, float]] = []
         for offloads in sorted({False, families[start].offloads}):
             own = [dataclasses.replace(family, offloads=offloads) for family in families]
-            near, far = (self._corners(own[place]) for place in (start, 0 if start else -1))
-            for family in own if near and far else ():
-                costs = Costs.fitted(family, _figures_at(family.base.settings.batch, near, far))
+            near = self._corners(own[start])
+            far = self._corners(own[0 if start else -1], 1) if near else []
+            for family in own if far else ():
+                costs = Costs.fitted(family, _figures_at(family, near, far[0]))
                 gib = self._limit(family.base, near[offloads])
                 if (mix := costs.best(family, gib)) is not None:
                     promising.append((costs.of(mix)[0], family, costs, gib))
         for time, family, costs, gib in sorted(promising, key=lambda each: each[0])[:_SEARCHED]:
             if not self._is_slower(time):
                 self._search(family, costs, gib)
+
+    def vary_units(self) -> None:
+        """Change sizes of the best's units, then their prefetch; of a half where all exceed memory."""
+        if self.best is None or self.best.config.script is not None:
+            return
+        for name, variants in _OF_UNITS.items():
+            left = _IN_VAIN
+            for group in variants(self.best.config):
+                before, left = self.best, left - 1
+                for config in group:
+                    if not_applicable(config, (name,)) or is_safe(self._tried(config)):
+                        break
+                if not (left := _IN_VAIN if self.best is not before else left):
+                    break
 
     def _simulated(self, configs: Iterable[Config]) -> list[Candidate]:
         keys = {content_key(config): config for config in configs}
@@ -330,10 +367,11 @@ class _Search:
         self.simulated += len(new)
         return [self._known[key] for key in keys]
 
-    def _corners(self, family: Family) -> list[Candidate]:
-        """Return the family's corners, simulated; none where one of them cannot be."""
-        configs = [family.config(mix) for mix in family.corners()]
-        found = [] if not_applicable(configs[-1]) else self._simulated(map(self._with_room, configs))
+    def _corners(self, family: Family, most: int | None = None) -> list[Candidate]:
+        """Return the family's (first `most`) corners, simulated; none where one of them cannot be."""
+        configs = [family.config(mix) for mix in family.corners()[:most]]
+        refused = configs[-1].script is None and not_applicable(configs[-1])
+        found = [] if refused else self._simulated(map(self._with_room, configs))
         return found if all(each.status is Status.OK and each.memory for each in found) else []
 
     def _search(self, family: Family, costs: Costs, gib: float) -> None:
@@ -370,12 +408,17 @@ class _Search:
     def _exact(self, family: Family, mix: Mix) -> Candidate:
         """Simulate `mix`; its memory with room where it runs out."""
         config = family.config(mix)
-        (found,) = self._simulated([config])
-        if is_safe(found) and (self.best is None or found.speed > self.best.speed):
-            self.best = found
+        found = self._tried(config)
         if found.memory is None or found.status is not Status.OK:
             (roomy,) = self._simulated([with_room(config)])
             return dataclasses.replace(found, memory=roomy.memory)
+        return found
+
+    def _tried(self, config: Config) -> Candidate:
+        """Simulate a configuration; it may be the best."""
+        (found,) = self._simulated([config])
+        if is_safe(found) and (self.best is None or found.speed > self.best.speed):
+            self.best = found
         return found
 
     def _improve(self, family: Family, costs: Costs, gib: float, mix: Mix) -> None:

@@ -6,11 +6,12 @@ saves offloaded), and below them the memory of a step, by unit and uniform, with
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from fsdpbench.answers.tune.front import Candidate
 from fsdpbench.answers.tune.per_unit import Chosen, family_of
@@ -25,18 +26,6 @@ from fsdpbench.reports.pages.view import Configuration, load_run
 from fsdpbench.reports.readers import read_trace
 
 PICTURE = "per_unit.svg"
-_COLOURS = {
-    "none": "#2a9d5c",
-    "op": "#e9b44c",
-    "full": "#c8553d",
-    "gathered": "#2a6f9d",
-    "resharded": "#a9c1d6",
-    "on the host": "#7d5ba6",
-    "on the GPU": "#d5cbe2",
-}
-_OTHER = "#888888"
-_UNIFORM, _BY_UNIT = ("uniform", "#999999"), ("by unit", "#1d3557")
-_WIDTH, _LEFT, _CHART = 900, 110, 260
 _GIB = 2**30
 
 
@@ -71,6 +60,8 @@ class UnitGain:
         chosen, settings = self.chosen, self.chosen.by_unit.config.settings
         how = f"By unit: batch {settings.batch}, recompute {settings.activation_checkpointing}"
         beside = {"reshard": settings.reshard_after_forward, "offload": settings.activation_offload or None}
+        names = ("wrap", "forward_prefetch", "backward_prefetch_depth")
+        beside |= {name: value for name in names if is_mixed(value := getattr(settings, name))}
         how += "".join(f", {name} {each}".lower() for name, each in beside.items() if each is not None)
         how += f"; {_gib(chosen.by_unit)} of {chosen.usable / _GIB:.1f} GiB"
         if chosen.uniform is None or self.gain is None:
@@ -87,12 +78,32 @@ def gained(folder: Path, chosen: Chosen) -> UnitGain:
     entries = {entry.row.folder.name: entry for entry in rank(load_run(folder))}
     one = entries[point_folder_name(chosen.by_unit.config)]
     other = chosen.uniform and entries[point_folder_name(chosen.uniform.config)]
-    curves = [(entry.row, *style) for entry, style in ((other, _UNIFORM), (one, _BY_UNIT)) if entry]
-    write_whole(folder / PICTURE, _draw(chosen, curves))
+    curves = [_Curve.of(other.row, "uniform", "#999999")] if other else []
+    write_whole(folder / PICTURE, _draw(chosen, [*curves, _Curve.of(one.row, "by unit", "#1d3557")]))
     return UnitGain(chosen, paired(one, other) if other else None)
 
 
-def _draw(chosen: Chosen, rows: list[tuple[Configuration, str, str]]) -> str:
+@dataclass(frozen=True)
+class _Curve:
+    """A line of the picture: (ns, bytes allocated) of a step, the place of its peak, and bytes reserved."""
+
+    name: str
+    colour: str
+    points: list[tuple[int, int]]
+    peak: int
+    reserved: int
+
+    @classmethod
+    def of(cls, row: Configuration, name: str, colour: str) -> _Curve:
+        trace = read_trace(row.traces[0])
+        clock = device_clock(find_activity(trace, fsdp_spans(trace)))
+        curve = memory_curve(trace, max_points=600, clock=clock)
+        times = (curve.time - curve.time[0]).tolist()
+        points = [*zip(times, curve.allocated.tolist(), strict=True)]
+        return cls(name, colour, points, int(curve.allocated.argmax()), int(curve.reserved.max()))
+
+
+def _draw(chosen: Chosen, curves: list[_Curve]) -> str:
     config = chosen.by_unit.config
     family, settings = family_of(config), config.settings
     recomputed = _each(settings.activation_checkpointing, len(family.kinds))
@@ -101,75 +112,23 @@ def _draw(chosen: Chosen, rows: list[tuple[Configuration, str, str]]) -> str:
     words = ["resharded" if each == "true" else "gathered" for each in resharded]
     offload = _each(settings.activation_offload, len(family.kinds)) if settings.activation_offload else []
     places = ["on the host" if each == "true" else "on the GPU" for each in offload]
-    width, height = _LEFT + _WIDTH + 20, _CHART + 206
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        'font-family="sans-serif" font-size="13">',
-        f"<title>{html.escape(config.name)}: each block, each unit, and memory</title>",
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        *_strip("recomputed", recomputed, 30),
-        *_strip("after forward", words, 66),
-        *_strip("activations", places, 102),
-        *_legend(dict.fromkeys([*recomputed, *words, *places]), 142),
-        *_chart(chosen.usable, rows, 166),
-    ]
-    return "\n".join([*parts, "</svg>", ""])
+    template = Path(__file__).with_name(f"{PICTURE}.jinja").read_text(encoding="utf-8")
+    return (
+        jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=True)
+        .from_string(template)
+        .render(
+            name=config.name,
+            strips=(("recomputed", recomputed), ("after forward", words), ("activations", places)),
+            legend=dict.fromkeys([*recomputed, *words, *places]),
+            usable=chosen.usable,
+            most=max(chosen.usable, *(curve.reserved for curve in curves)),
+            curves=curves,
+            longest=max(curve.points[-1][0] for curve in curves),
+        )
+    )
 
 
 def _each(value: Any, count: int, alike: str = "") -> list[str]:
     if is_mixed(value):
         return spread(value)
     return [alike if value is None or (isinstance(value, int) and value > 1) else str(value).lower()] * count
-
-
-def _strip(label: str, each: list[str], y: int) -> list[str]:
-    """Return a row of boxes, one for each block or unit."""
-    width = _WIDTH / max(len(each), 1)
-    parts = [] if not each else [_text(_LEFT - 10, y + 18, label, "end")]
-    for place, word in enumerate(each):
-        parts.append(
-            f'<rect x="{_LEFT + place * width:.1f}" y="{y}" width="{width:.1f}" height="28" stroke="#fff" '
-            f'fill="{_COLOURS.get(word, _OTHER)}"><title>{place}: {word}</title></rect>'
-        )
-    return parts
-
-
-def _legend(words: dict[str, None], y: int) -> list[str]:
-    parts = []
-    for place, word in enumerate(words):
-        x = _LEFT + place * 130
-        parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{_COLOURS.get(word, _OTHER)}"/>')
-        parts.append(_text(x + 18, y + 11, word))
-    return parts
-
-
-def _chart(usable: int, rows: list[tuple[Configuration, str, str]], y: int) -> list[str]:
-    """Return lines of allocated memory over a step, and of what may be used."""
-    traces = [read_trace(row.traces[0]) for row, _, _ in rows]
-    clocks = [device_clock(find_activity(trace, fsdp_spans(trace))) for trace in traces]
-    curves = [memory_curve(t, max_points=600, clock=clock) for t, clock in zip(traces, clocks, strict=True)]
-    longest = max(int(curve.time[-1] - curve.time[0]) for curve in curves)
-    most = max(usable, *(int(curve.reserved.max()) for curve in curves))
-
-    def height(size: float) -> float:
-        return y + _CHART * (1 - size / most)
-
-    end, bottom = _LEFT - 10, y + _CHART
-    parts = [
-        _text(end, height(usable) + 5, f"{usable / _GIB:.1f} GiB", "end"),
-        _text(end, bottom, "0", "end"),
-    ]
-    line = f"M{_LEFT} {height(usable):.1f}h{_WIDTH}"
-    parts.append(f'<path d="{line}" stroke="#c8553d" stroke-dasharray="5 4"/>')
-    for curve, (_, name, colour) in zip(curves, rows, strict=True):
-        x = _LEFT + (curve.time - curve.time[0]) * (_WIDTH / longest)
-        points = " ".join(f"{a:.1f},{height(b):.1f}" for a, b in zip(x, curve.allocated, strict=True))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        peak = int(curve.allocated.argmax())
-        words = f"{name}: {curve.allocated[peak] / _GIB:.1f} GiB allocated"
-        parts.append(_text(x[peak] + 6, height(float(curve.allocated[peak])) - 4, words, colour=colour))
-    return [*parts, _text(_LEFT + _WIDTH, bottom + 18, f"{longest / 1e6:,.0f} ms, simulated", "end")]
-
-
-def _text(x: float, y: float, words: str, anchor: str = "start", colour: str = "#222") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{html.escape(words)}</text>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fsdpbench.base.settings.setting import Write
+from fsdpbench.base.settings.values import is_mixed
 
 OURS = ("impl-fsdp1", "impl-fsdp2")
 FLAT = ("impl-fsdp1", "torch-fsdp1")
@@ -18,6 +19,8 @@ def argument(setting: str, name: str | None = None) -> Write:
 
     def write(settings: Any) -> str | None:
         value = getattr(settings, setting)
+        if is_mixed(value):  # no argument, but a call for each unit
+            return None
         plain = {"none": None, "off": False}.get(value, value) if isinstance(value, str) else value
         return None if value is None else f"{name or setting}={plain!r}"
 

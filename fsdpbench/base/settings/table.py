@@ -104,7 +104,8 @@ class Settings:
     wrap: str = row("block", wrap,
         "Which modules become an FSDP unit.",
         "Most scripts make each block a unit.",
-        takes="block, every-K, size:N, root, or classes and modules by name, joined by + (`block+lm_head`)",
+        takes="block, every-K, by unit (`every-1:2+every-2:15`), size:N, root, or names joined by + "
+        "(`block+lm_head`)",
         never_null=True,
         sweep={"default": ("block", "every-4"), "default/cpu": ("block", "root"),
             "wide": ("block", "every-2", "every-4")},
@@ -147,20 +148,20 @@ class Settings:
         ),
         code={**dict.fromkeys(code.FLAT, code.prefetch_time),
             "impl-fsdp2": code.argument("backward_prefetch")})
-    backward_prefetch_depth: int | None = row(1, whole(1),
+    backward_prefetch_depth: int | str | None = row(1, for_each(whole(1)),
         "Number of units whose all-gather is issued ahead in backward.",
         "As PyTorch's FSDP.",
-        takes="units (at least 1)", example=("1", "2"),
+        takes="units (at least 1), or by unit (`1:20+2:12`)", example=("1", "2"),
         trades=(
             speeds(2, "gathers further ahead in backward",
                 fsdp2="layer.set_modules_to_backward_prefetch([the two layers before it]) (fully_shard)",
                 against=("queued",)),
         ),
         code=dict.fromkeys(code.OURS, code.argument("backward_prefetch_depth")))
-    forward_prefetch: int | None = row(0, words_or({"off": 0, "none": 0}, whole(0)),
+    forward_prefetch: int | str | None = row(0, words_or({"off": 0, "none": 0}, for_each(whole(0))),
         "Number of units whose all-gather is explicitly issued ahead in forward.",
         "Not needed unless the CPU is the bottleneck: it issues all-gathers early anyway.",
-        takes="units (0: off)", example=("0", "1"),
+        takes="units (0: off), or by unit (`0:20+1:12`)", example=("0", "1"),
         sweep={"default": (0, 1), "default/cpu": (), "wide": (0, 1)},
         trades=(
             saves(0, "one unit less is gathered in forward", of=bool),

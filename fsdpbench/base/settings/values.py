@@ -110,6 +110,19 @@ def every_k(text: str) -> Value:
     return f"every-{whole_number(count, 1, MOST_OF_A_SIZE)}"
 
 
+def unit_sizes(wrap: str, lists: Sequence[int]) -> list[int]:
+    """Return the blocks of each unit, of a model with `lists` of so many; none where `wrap` does not say
+    them, or they do not make up the lists."""
+    if wrap == "block" or not wrap.startswith("every-"):
+        return [1] * sum(lists) if wrap == "block" else []
+    if not is_mixed(wrap):
+        each = int(wrap.removeprefix("every-"))
+        return [min(each, count - start) for count in lists for start in range(0, count, each)]
+    sizes = [int(unit.removeprefix("every-")) for unit in spread(wrap)]
+    ends = [*itertools.accumulate(sizes)]
+    return sizes if ends[-1] == sum(lists) and {*itertools.accumulate(lists)} <= {*ends} else []
+
+
 def checkpointing(text: str) -> Value:
     """`none`, `full`, `op`, `every-K`, `op-every-K`, or one for each block: `full:20+none:12`."""
     return every_k(text) if text.startswith("every-") else for_each(_recomputed)(text)
@@ -124,11 +137,11 @@ def _recomputed(text: str) -> Value:
 
 
 def wrap(text: str) -> Value:
-    """Read what becomes an FSDP unit: a word, `every-K`, `size:N`, or names of classes and modules by `+`."""
+    """Read what becomes an FSDP unit: a word, `every-K`, also by unit, `size:N`, or names joined by `+`."""
     if text in ("block", "root"):
         return text
     if text.startswith("every-"):
-        return every_k(text)
+        return for_each(every_k)(text)
     if text.startswith("size:"):
         return f"size:{parameters(text[5:])}"
     if not all(_is_path(part) for part in text.split("+")):

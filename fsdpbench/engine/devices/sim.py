@@ -242,11 +242,12 @@ def _forget(loss: torch.Tensor) -> None:
 
 
 def _with_room(profile: HardwareProfile, room: float) -> HardwareProfile:
-    """Return the profile of the same GPU with `room` times the memory."""
+    """Return the profile of the same GPU and its host with `room` times the memory."""
     if room == 1.0:
         return profile
     capacity = min(room * profile.memory.capacity_gib, KEYS["memory.capacity_gib"].most)
-    return replace(profile, memory=replace(profile.memory, capacity_gib=capacity))
+    host = replace(profile.host_link, memory_gb=room * profile.host_link.memory_gb)
+    return replace(profile, memory=replace(profile.memory, capacity_gib=capacity), host_link=host)
 
 
 def _retries() -> int:

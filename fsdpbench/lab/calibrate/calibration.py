@@ -164,7 +164,7 @@ def _measure(run: _Run, load_seconds: float) -> Iterator[str]:
     yield "host"
     run.take("cpu", measure_host(machine, run.profile), NOT_MEASURED)
     yield "host link"
-    run.take("host_link", measure_host_link(machine, run.profile.host_link), "memory_gb_s")
+    run.take("host_link", measure_host_link(machine, run.profile.host_link), "memory_gb_s", "memory_gb")
     if machine.world_size > 1:
         yield "collectives"
         _collectives(run)

@@ -68,6 +68,7 @@ def measure_host_link(machine: Machine, base: HostLinkProfile) -> HostLinkProfil
     return HostLinkProfile(
         gb_s=1e-9 / slope,
         latency_us=_positive(constant * 1e6),
+        memory_gb=base.memory_gb,
         memory_gb_s=base.memory_gb_s,  # what a rank of a full node has of it is not seen from one
     )
 

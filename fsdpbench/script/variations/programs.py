@@ -13,6 +13,7 @@ import torch.distributed.fsdp as fsdp
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
+from fsdpbench.base.settings.values import spread
 from fsdpbench.base.torch_internals import BaseDataLoaderIter
 from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
 from fsdpbench.script.interposing import (
@@ -22,8 +23,9 @@ from fsdpbench.script.interposing import (
     around_init,
     replace_checkpoint,
 )
-from fsdpbench.script.model_blocks import has_units
+from fsdpbench.script.model_blocks import blocks_of, has_units, roots
 from fsdpbench.script.observed.waits import Waits
+from fsdpbench.script.variations.sharding import NoEffectError, Variation
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.device_module import Event
 
@@ -130,16 +132,11 @@ class Checkpointed(_OfUnits):
 
 
 class NotCheckpointed:
-    """A variation in which every first (all) or second block that `checkpoint`, its wrappers or
-    `apply_activation_checkpointing` would recompute is not."""
+    """A variation in which nothing is recomputed that `checkpoint`, its wrappers or
+    `apply_activation_checkpointing` would recompute."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self._every = every
-        self._seen = 0
-        self._checkpoint = torch_checkpoint.checkpoint
-        self._wrapper: Any = wrappers.checkpoint_wrapper
-        self._apply: Any = wrappers.apply_activation_checkpointing
         for module, name, function in (
             (torch_checkpoint, "checkpoint_sequential", self._sequence),
             (wrappers, "checkpoint_wrapper", self._wrapped),
@@ -148,18 +145,9 @@ class NotCheckpointed:
             setattr(module, name, function)
         replace_checkpoint(self._function)
 
-    def _leaves_out(self) -> bool:
-        self._seen += 1
-        left_out = self._seen % self._every == 0
-        self.count += left_out
-        return left_out
-
     def _function(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._leaves_out():
-            return self._checkpoint(function, *args, **kwargs)
-        return function(
-            *args, **{name: value for name, value in kwargs.items() if name not in _OF_CHECKPOINT}
-        )
+        self.count += 1
+        return function(*args, **{name: value for name, value in kwargs.items() if name not in OF_CHECKPOINT})
 
     def _sequence(self, functions: Any, segments: int, input: Any, **kwargs: Any) -> Any:
         for function in functions:
@@ -167,19 +155,55 @@ class NotCheckpointed:
         return input
 
     def _wrapped(self, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        made: nn.Module = module if self._leaves_out() else self._wrapper(module, *args, **kwargs)
-        return made
+        self.count += 1
+        return module
 
     def _applied(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if self._every == 1:
-            self.count += 1
+        self.count += 1
+
+
+class ByUnit(NotCheckpointed):
+    """A variation in which blocks of the model recompute and offload, and units are resharded, as `value`
+    says for each (`joined`, with commas; resharding may be left out), and nothing else recomputes."""
+
+    def __init__(self, value: str) -> None:
+        super().__init__()
+        self._recomputed, self._moved, *self._resharded = [
+            spread(part.replace(",", "+")) for part in value.split("/")
+        ]
+        self._blocks: tuple[nn.Module, ...] = ()
+        around_fully_shard(self._before)
+        around_fsdp1(self._before)
+        around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._reshard())
+
+    def _before(self, module: Any, kwargs: Mapping[str, Any]) -> None:
+        """Change the blocks of the model around the first module that is about to be wrapped."""
+        one = module[0] if isinstance(module, list | tuple) else module
+        around_it = [] if self._blocks else [each for each in roots() if one in set(each.modules())]
+        found = blocks_of(around_it[0]) if around_it else None
+        if found is None or len(found.modules) != len(self._recomputed) or not found.alone:
             return
-        check = kwargs.get("check_fn", lambda module: True)
-        kwargs["check_fn"] = lambda module: check(module) and not self._leaves_out()
-        self._apply(model, *args, **kwargs)
+        self._blocks = found.modules
+        self.count += 1
+        for block, how in zip(self._blocks, self._recomputed, strict=True):
+            if how == "full":
+                block.forward = functools.partial(_checkpoint, block.forward, use_reentrant=False)
+        moved = [block for block, word in zip(self._blocks, self._moved, strict=True) if word == "true"]
+        if moved:  # as the script's diff does
+            from fsdpbench.impl import offload_activations
+
+            offload_activations(moved)
+
+    def _reshard(self) -> None:
+        if not self._blocks:
+            raise NoEffectError(Variation.BY_UNIT)
+        for each in self._resharded:
+            for block, word in zip(self._blocks, each, strict=True):
+                if isinstance(block, fsdp.FSDPModule):
+                    block.set_reshard_after_forward(word == "true")
 
 
-_OF_CHECKPOINT = (
+OF_CHECKPOINT = (
     "use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state",
 )  # fmt: skip
 

@@ -80,8 +80,8 @@ class Argument:
                 self._set(kwargs, "forward_prefetch", True, False)
         elif variation is Variation.NO_FORWARD_PREFETCH:
             self._set(kwargs, "forward_prefetch", False, False)
-        elif variation in (Variation.LIMIT, Variation.NO_LIMIT):
-            self._set(kwargs, "limit_all_gathers", variation is Variation.LIMIT, True)
+        elif variation is Variation.LIMIT:
+            self._set(kwargs, "limit_all_gathers", True, True)
         elif (
             variation is Variation.HYBRID
             and strategy is ShardingStrategy.FULL_SHARD
@@ -126,8 +126,8 @@ class Variation(StrEnum):
     """Every wrapped unit computes its forward again in backward."""
     NO_CHECKPOINT = "no-checkpoint"
     """Nothing is computed again."""
-    HALF_CHECKPOINT = "half-checkpoint"
-    """Every second checkpointed block is not checkpointed."""
+    BY_UNIT = "by-unit"
+    """Some blocks recompute, some offload, some units stay gathered: `by-unit=RECOMPUTE/OFFLOAD/RESHARD`."""
     RESHARD = "reshard"
     """Units free their parameters after forward, whatever the script says."""
     KEEP = "keep"
@@ -146,7 +146,6 @@ class Variation(StrEnum):
     """FSDP1: backward prefetches, as it does by default."""
     NO_FORWARD_PREFETCH = "no-forward-prefetch"
     LIMIT = "limit"
-    NO_LIMIT = "no-limit"
     """FSDP1's rate limiter."""
     HYBRID = "hybrid"
     """Sharded inside a node, replicated over nodes."""

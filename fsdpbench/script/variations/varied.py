@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fsdpbench.script.interposing import after_parsing, around_loader
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.variations.programs import (
+    ByUnit,
     Checkpointed,
     Compiled,
     ForwardPrefetch,
@@ -38,8 +39,7 @@ class _Part(Protocol):
 
 
 _SIMPLE: Mapping[Variation, Callable[[], _Part]] = {
-    Variation.CHECKPOINT: Checkpointed, Variation.NO_CHECKPOINT: lambda: NotCheckpointed(every=1),
-    Variation.HALF_CHECKPOINT: lambda: NotCheckpointed(every=2),
+    Variation.CHECKPOINT: Checkpointed, Variation.NO_CHECKPOINT: NotCheckpointed,
     Variation.HALF_BATCH: lambda: Batches(0.5, parser=False),
     Variation.DOUBLE_BATCH: lambda: Batches(2.0, parser=True), Variation.WRAP_BLOCKS: Blocks,
     Variation.WRAP_ROOT: Root, Variation.WRAP_PAIRS: Pairs, Variation.FUSED: Fused,
@@ -69,6 +69,8 @@ def _made(variation: Variation, value: str, waits: Waits, simulation: Simulation
         return [_SIMPLE[variation]()]
     if variation is Variation.NO_WAITS:
         return [NoWaits(waits)]
+    if variation is Variation.BY_UNIT:
+        return [ByUnit(value)]
     if variation is Variation.LOADER_TIME:
         return [LoaderTime(value, simulation)]
     parts: list[_Part] = [Argument(variation)]

@@ -272,12 +272,14 @@ class ContentionProfile:
 
 @dataclass(frozen=True)
 class HostLinkProfile:
-    """The link between a GPU and its host's memory (CPU offload, copies to and from the host), and the
-    bandwidth of that memory for one rank of a full node (optimizer steps on the host)."""
+    """The link between a GPU and its host's memory (CPU offload, copies to and from the host), and what one
+    rank of a full node has of that memory: bandwidth (optimizer steps on the host) and size (the default is
+    assumed: 1 TB of 8 GPUs, the least of published nodes of A100 and H100)."""
 
     gb_s: float
     latency_us: float
     memory_gb_s: float = 38.0
+    memory_gb: float = 128.0
 
 
 @dataclass(frozen=True)

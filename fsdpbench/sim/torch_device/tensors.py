@@ -324,11 +324,24 @@ _MARK = "_sim_pinned"
 
 
 def pin(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a host tensor's memory as pinned; return the tensor."""
+    """Mark a host tensor's memory as pinned; return the tensor. Raises `torch.OutOfMemoryError`."""
     for part in with_memory(tensor):
         storage: Any = part.untyped_storage()
+        if not hasattr(storage, _MARK):
+            _take_pinned(storage)
         storage._sim_pinned = True
     return tensor
+
+
+def _take_pinned(storage: Any) -> None:
+    held, most = ACCELERATOR.pinned, ACCELERATOR.most_pinned
+    held["bytes"] += (nbytes := 1 << max(0, storage.nbytes() - 1).bit_length())  # as torch rounds it
+    weakref.finalize(storage, held.subtract, {"bytes": nbytes})
+    if held["bytes"] > most:
+        raise torch.OutOfMemoryError(
+            f"host out of memory: {held['bytes'] / 1e9:.1f} GB of pinned memory for one GPU, whose part of "
+            f"the host's is {most / 1e9:g} GB (host_link.memory_gb of the profile): offload less"
+        )
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from .trained import script
 SCRIPTS = {
     "fsdp2": {"keep", "prefetch", "wrap-pairs", "double-batch", "compile"},
     "fsdp1": {"keep", "prefetch", "double-batch", "compile"},
-    "checkpoint": {"no-checkpoint", "half-checkpoint"},
+    "checkpoint": {"no-checkpoint"},
     "fp32": {"bf16"},
     "offload": {"no-offload"},
     "one_unit": {"wrap-blocks"},

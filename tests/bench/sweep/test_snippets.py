@@ -15,6 +15,7 @@ import pytest
 
 from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.settings import Settings
+from fsdpbench.base.settings.values import is_mixed
 from fsdpbench.engine.results.store import Store
 from fsdpbench.sweep.planning import without_absent
 from fsdpbench.sweep.snippets import snippets, write_recommended
@@ -74,6 +75,7 @@ BEST: dict[str, list[dict[str, object]]] = {
     "torch-fsdp2": [
         {"param_dtype": "bf16", "reduce_dtype": "fp32", "strategy": "SHARD_GRAD_OP"},
         {"activation_checkpointing": "full:1+op:1+none:2", "reshard_after_forward": "true:3+false:1"},
+        {"wrap": "every-1:2+every-2:1", "forward_prefetch": "1:2+2:1", "backward_prefetch_depth": "1:2+2:1"},
     ],
     "torch-fsdp1": [
         {"limit_all_gathers": "off", "wrap": "root"},
@@ -138,6 +140,14 @@ BY_UNIT = {
     "activation_checkpointing": "full:1+op:1+op-every-3:1+none:1",
     "reshard_after_forward": "true:3+false:1",
     "activation_offload": "true:2+false:1+true:1",
+    "forward_prefetch": "2:1+0:2+1:1",
+    "backward_prefetch_depth": "1:3+2:1",
+}
+OF_SIZES = {
+    "wrap": "every-1:2+every-2:1",
+    "activation_offload": "true:1+false:2",
+    "reshard_after_forward": "true:2+false:1",
+    "forward_prefetch": "1:1+2:2",
 }
 
 
@@ -146,7 +156,7 @@ def test_code_by_unit_trains_as_uniform_code_does(tmp_path: Path) -> None:
     """torch's and ours, on two CPU ranks: all losses are equal."""
     paths = []
     for system in ("torch-fsdp2", "impl-fsdp2"):
-        for number, settings in enumerate(({}, BY_UNIT)):
+        for number, settings in enumerate(({}, BY_UNIT, OF_SIZES)):
             winner = without_absent(config(system, param_dtype="fp32", **settings))
             paths.append(tmp_path / f"{system}_{number}.py")
             paths[-1].write_text(snippets([winner])[f"best_{system.replace('-', '_')}.py"])
@@ -198,7 +208,7 @@ def test_it_says_what_ran_and_nothing_else(winner: Config) -> None:
         value = getattr(settings, name)
         if winner.system == "torch-fsdp1" and name == "limit_all_gathers":
             assert said.pop(name) == str(value != "off")
-        elif value is None:  # the system does not have it, or took its own default
+        elif value is None or is_mixed(value):  # the system does not have it, or took its own default
             assert name not in said
         else:
             assert said.pop(name) == repr(False if value == "off" else value)

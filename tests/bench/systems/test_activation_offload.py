@@ -50,6 +50,24 @@ def test_some_units_alone_lie_between_all_and_none(fsdpbench: Any, tmp_path: Pat
     assert all_of_them < some < none
 
 
+@pytest.mark.parametrize(("gigabytes", "status"), [(0.1, "oom"), (8, "ok")])
+def test_it_has_to_fit_the_memory_of_the_host(
+    fsdpbench: Any, tmp_path: Path, gigabytes: float, status: str
+) -> None:
+    profile = tmp_path / "small-host.toml"
+    profile.write_text(
+        f'base = "h100-80gb"\nname = "small-host"\n[host_link]\nmemory_gb = {gigabytes}\n', encoding="utf-8"
+    )
+    words = ["--model", "gpt-tiny", "--device", "sim", "--gpus", "8", "--hardware", str(profile)]
+    words += ["--set", "batch=512", "--set", "activation_offload=true"]
+    done = fsdpbench("run", "--json", "-o", str(tmp_path / "run"), *words)
+    result = json.loads(done.stdout)
+    assert result["status"] == status
+    if status == "oom":
+        assert "host out of memory: 0.1 GB of pinned memory" in result["cause"]["message"]
+        assert "host_link.memory_gb" in result["cause"]["message"]
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("extra", ["grad_accum=2", "lora=4", "activation_checkpointing=full"])
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -15,7 +15,7 @@ from fsdpbench.answers.tune.front import judge as judged
 from fsdpbench.answers.tune.per_unit import CHOICES, Mix, choose, family_of, is_safe
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.settings.values import is_mixed, joined, spread
+from fsdpbench.base.settings.values import is_mixed, joined, spread, unit_sizes
 from fsdpbench.engine.results.records import Status
 from fsdpbench.sweep.planning import configured, make_target
 from fsdpbench.sweep.runner import UNTRACED
@@ -38,18 +38,21 @@ def measured(asked: Config) -> tuple[float, float]:
     """The time of a sample and the GiB of a machine that is no sum of its blocks: memory has two peaks."""
     settings, layers = asked.settings, int(asked.shape["layers"])
     how, reshard = settings.activation_checkpointing, settings.reshard_after_forward
-    each = spread(how) if is_mixed(how) else [how] * layers
+    recomputed = spread(how) if is_mixed(how) else [how] * layers
+    sizes = unit_sizes(settings.wrap, [layers])
     if isinstance(reshard, str):
-        kept = spread(reshard).count("false")
+        kept = sum(size for size, word in zip(sizes, spread(reshard), strict=True) if word == "false")
     else:
         kept = layers if reshard is False or settings.strategy == "SHARD_GRAD_OP" else 0
     offload = settings.activation_offload
-    moved = [word == "true" for word in spread(offload)] if is_mixed(offload) else [bool(offload)] * layers
-    copied = COPY * sum(one == "none" and away for one, away in zip(each, moved, strict=True))
-    time = sum(TIMES[one] for one in each) - 0.04 * kept + 3 / settings.batch
+    words = spread(offload) if is_mixed(offload) else [str(offload).lower()] * len(sizes)
+    moved = [word == "true" for word, size in zip(words, sizes, strict=True) for _ in range(size)]
+    copied = COPY * sum(one == "none" and away for one, away in zip(recomputed, moved, strict=True))
+    time = sum(TIMES[one] for one in recomputed) - 0.04 * kept + 3 / settings.batch
+    time -= 0.01 * sizes.count(2) + (0.02 if is_mixed(settings.forward_prefetch) else 0)
     time += max(0, copied - time / 3) + max(0, copied - time * 2 / 3)
-    sizes = (OFFLOADED if away else SIZES[one] for one, away in zip(each, moved, strict=True))
-    held = settings.batch * sum(sizes) + 1.2 * kept
+    saved = (OFFLOADED if away else SIZES[one] for one, away in zip(recomputed, moved, strict=True))
+    held = settings.batch * sum(saved) + 1.2 * kept
     return time, 3.0 + max(held, 2.5 + 0.6 * held)
 
 
@@ -89,7 +92,7 @@ def test_no_mix_is_clearly_faster(gib: float, batches: tuple[int, ...]) -> None:
     assert chosen.by_unit.speed >= 0.98 * fastest(gib, batches).speed
     assert 1.1 * (chosen.by_unit.memory or math.inf) <= memory == chosen.usable
     assert chosen.uniform is None or chosen.uniform.speed <= chosen.by_unit.speed
-    assert chosen.simulated < 60, "a small part of all mixes"
+    assert chosen.simulated < 70, "a small part of all mixes"
     assert choose(tried, run, memory) == chosen
 
 
@@ -109,7 +112,8 @@ def test_what_nothing_improves_stays_uniform() -> None:
     """All fits, but for what a machine that is slower by unit does not have."""
 
     def run(configs: Sequence[Config]) -> list[Candidate]:
-        uniform = [not is_mixed(each.settings.activation_checkpointing) for each in configs]
+        names = ("activation_checkpointing", "wrap", "forward_prefetch", "backward_prefetch_depth")
+        uniform = [not any(is_mixed(getattr(each.settings, name)) for name in names) for each in configs]
         found = judge(configs, 60)
         return [
             each if alike else dataclasses.replace(each, speed=each.speed / 2)
@@ -122,13 +126,14 @@ def test_what_nothing_improves_stays_uniform() -> None:
 
 
 @pytest.mark.campaign
-def test_no_assignment_of_three_blocks_is_clearly_faster_in_the_simulator() -> None:
-    """Every assignment of recomputation to blocks, whatever the order, with each number of units kept."""
+@pytest.mark.timeout(900)
+def test_no_assignment_of_four_blocks_is_faster_in_the_simulator() -> None:
+    """Every assignment of recomputation to blocks, whatever the order, with no unit kept, and with two."""
 
     def run(configs: Sequence[Config]) -> list[Candidate]:
         return [judged(each.config, each.result, goal) for each in simulate(list(configs), 1)]
 
-    shape = {"layers": 3, "vocab": 1024}
+    shape = {"layers": 4, "vocab": 1024}
     target = make_target(model="gpt-125m", gpus=8, hardware="a100-80gb", shape=shape, measurement=UNTRACED)
     goal, how = Goal("tokens_per_s"), {"batch": 64, "seq": 512}
     alike = [
@@ -143,15 +148,15 @@ def test_no_assignment_of_three_blocks_is_clearly_faster_in_the_simulator() -> N
         configured(
             target, "torch-fsdp2", activation_checkpointing=joined(each), reshard_after_forward=kept, **how
         )
-        for each in itertools.product(("full", "op", "none"), repeat=3)
+        for each in itertools.product(("full", "op", "none"), repeat=4)
         if len(set(each)) > 1
-        for kept in (True, "true:2+false:1", "true:1+false:2", False)
+        for kept in (True, "true:2+false:2")
     ]
     safe = [each.speed for each in run(every) if is_safe(each)]
     assert 0 < len(safe) < len(every), "memory is short for some and not for all"
     assert is_safe(chosen.by_unit)
     assert chosen.uniform is None or chosen.by_unit.speed >= chosen.uniform.speed
-    assert chosen.by_unit.speed >= 0.995 * max(safe)
+    assert chosen.by_unit.speed >= 0.999 * max(safe), "equal, but for the order of equal blocks"
 
 
 def test_nothing_that_fits_is_said() -> None:

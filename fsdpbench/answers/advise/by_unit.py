@@ -1,0 +1,108 @@
+"""The choice by unit for a script: which of its blocks recompute and offload, which units stay gathered.
+
+The search is that of `tune --per-unit`, and each mix that it tries is a variation of the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fsdpbench.answers.advise.candidates import Candidate, advice, not_recomputed, place_of
+from fsdpbench.answers.advise.edits import Edit
+from fsdpbench.answers.tune import front
+from fsdpbench.answers.tune.per_unit import Family, Mix, Search, is_safe
+from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.base.settings.values import joined, spread
+from fsdpbench.script.variations.sharding import Variation
+from fsdpbench.sweep.trials import Trial
+
+_CHECKPOINT = "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
+
+_Simulate = Callable[[Sequence[Config]], list[Trial]]
+
+
+class _Blocks(Family):
+    """Blocks of a script; selective recomputation of its operators cannot be chosen."""
+
+    def config(self, mix: Mix) -> Config:
+        """Return the script with the variation of `mix`."""
+        recomputed, moved = self.of_blocks(mix)
+        kept = [True] * (self.units - mix.kept) + [False] * mix.kept
+        each = [joined(part).replace("+", ",") for part in (recomputed, moved, kept) if part]
+        return replace(self.base, what_if=WhatIf(variation=f"{Variation.BY_UNIT}={'/'.join(each)}"))
+
+
+def by_unit(
+    config: Config, result: Mapping[str, Any], base: Trial, trials: Mapping[str, Trial], simulate: _Simulate
+) -> Iterator[tuple[Candidate, Trial]]:
+    """Yield the fastest mix that surely fits, and its trial, where memory limits a script and one is faster
+    than it. `config`: of its variants; `trials`: of its variations."""
+    seen = result["script"]["observed"]
+    calls, blocks = seen["sharding"], seen["model"].get("blocks")
+    # These are faster where memory suffices: if one does not fit, it limits the script.
+    tight = [trials[name] for name in ("no-checkpoint", "no-offload", "keep") if name in trials]
+    limited = base.risky or base.retries or any(not each.fits or each.risky for each in tight)
+    if not calls or not blocks or not limited or seen["model"].get("unwrapped_root"):
+        return
+    alone = seen["model"]["unit_classes"].get(blocks["class"]) == blocks["count"]
+    alone &= max(call.get("together", 1) for call in calls) == 1
+    given = [call["arguments"] for call in calls]
+    free = alone and calls[-1]["api"] == "fully_shard"
+    free &= all(each.get("reshard_after_forward") in (None, True, False) for each in given)
+    offloads = alone and not result.get("compiled") and not any(each["offload"] for each in given)
+    family = _Blocks(config, (0,) * blocks["count"], blocks["count"] if free else 0, offloads, False)
+    ran: list[Trial] = []
+
+    def judge(configs: Sequence[Config]) -> list[front.Candidate]:
+        found = simulate(configs) if configs else []
+        ran.extend(found)
+        return [_judged(each) for each in found]
+
+    now = _judged(base)
+    search = Search(judge, None, (), now if is_safe(now) else None)
+    search.search([family], 0)
+    for trial in ran:
+        if search.best is not None and trial.config == search.best.config and trial.config.what_if:
+            yield written(seen, trial.config.what_if.variation or ""), trial
+
+
+def _judged(trial: Trial) -> front.Candidate:
+    what = trial.status, trial.speed or 0.0, trial.reserved, trial.fits, trial.interval, trial.risky
+    return front.Candidate(trial.config, *what)
+
+
+def written(seen: Mapping[str, Any], variation: str) -> Candidate:
+    """Return the advice to write a variation into the script that was seen."""
+    each = [spread(part.replace(",", "+")) for part in variation.partition("=")[2].split("/")]
+    recomputed = [place for place, how in enumerate(each[0]) if how == "full"]
+    moved = [place for place, word in enumerate(each[1]) if word == "true"]
+    calls, blocks = seen["sharding"], f"{{0}}.{seen['model']['blocks']['path']}.children()"
+    before, after, imports = [], [], []
+    if recomputed:
+        before = [f"for block in {_of(blocks, recomputed)}:\n    block.forward = {_CHECKPOINT}"]
+        imports = ["import functools", "import torch.utils.checkpoint"]
+    if moved:
+        before.append(f"offload_activations({_of(blocks, moved)})")
+        imports.append("from fsdpbench.impl import offload_activations")
+    words = f"of {len(each[0])} blocks recompute {len(recomputed)}, offload {len(moved)}"
+    if len(each) > 2:
+        resharded = each[2].count("true")
+        body = f"    block.set_reshard_after_forward(number < {resharded})"
+        after = [f"for number, block in enumerate({blocks}):\n{body}"]
+        words += f", keep {len(each[2]) - resharded} gathered after forward"
+    edits = [Edit(calls[-1], "imports", (text,)) for text in imports]
+    spans = [call.get("span") for call in calls]
+    edits += [*not_recomputed(seen), Edit(calls[-1], "beside", (spans, before, after))]
+    code = [*imports, "# before the blocks are wrapped, in the place of all other recomputation:", *before]
+    code += ["# after the model is wrapped:", *after] if after else []
+    said = {"words": words, "code": "\n".join(code).replace("{0}", "model")}
+    return replace(advice("by-unit", place_of(calls[-1]), tuple(edits), words=said), variation=variation)
+
+
+def _of(blocks: str, places: Sequence[int]) -> str:
+    """Write the blocks at these places."""
+    if places == list(range(len(places))):
+        return f"[*{blocks}][:{len(places)}]"
+    return f"[block for number, block in enumerate({blocks}) if number in {tuple(places)}]"
