@@ -31,7 +31,7 @@ from ..shared.settings import (
 )
 from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
-from .sharded_units import Sharding, make_units
+from .sharded_units import Sharding, groups_of_mesh, make_units
 
 Settings = ParamSpec("Settings")
 
@@ -193,10 +193,7 @@ def _offload(policy: Any, device: torch.device) -> HostOffload | None:
 
 
 def _check_mesh(mesh: DeviceMesh) -> None:
-    if mesh.ndim not in (1, 2):
-        raise ValueError(
-            f"fully_shard needs a mesh of 1 (shard) or 2 (replicate, shard) dimensions, not {mesh}"
-        )
+    groups_of_mesh(mesh)
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
         raise AssertionError(
             f"the 2-D mesh {mesh} has no mesh_dim_names: name its dimensions, replicas first, as in "

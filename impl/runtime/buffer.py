@@ -55,13 +55,13 @@ class FlatBuffer:
         Raises the allocator's out-of-memory error.
         """
         storage = self.tensor.untyped_storage()
-        if storage.size() == 0:
+        if storage.nbytes() == 0:
             storage.resize_(self.nbytes)
 
     def free(self) -> None:
         """Give the storage back to the owner's pool."""
         storage = self.tensor.untyped_storage()
-        if storage.size() != 0:
+        if storage.nbytes() != 0:
             storage.resize_(0)
 
 
@@ -118,7 +118,7 @@ class Handover:
     def __init__(self, mode: MemoryHandover, has_streams: bool = True) -> None:
         self.mode = mode
         self._immediate = not has_streams
-        self._held: deque[tuple[FlatBuffer, Event | None]] = deque()
+        self.held: deque[tuple[FlatBuffer, Event | None]] = deque()
 
     def release(self, buffer: FlatBuffer, reader: Stream, hold: int = 0) -> None:
         """Give ``buffer`` back once ``reader`` has done what it was given so far.
@@ -133,20 +133,20 @@ class Handover:
             reader.keep(buffer.tensor)
             buffer.free()
         else:
-            self._held.append((buffer, reader.record()))
+            self.held.append((buffer, reader.record()))
             self.trim(hold)
 
     def trim(self, hold: int = 0) -> None:
         """Give back held buffers, oldest first, until ``hold`` are left."""
-        while len(self._held) > hold:
-            buffer, event = self._held.popleft()
+        while len(self.held) > hold:
+            buffer, event = self.held.popleft()
             # The owner allocates from this block next: it may write there only after the reader read it.
             buffer.owner.wait(event)
             buffer.free()
 
     def reclaim(self, buffer: FlatBuffer) -> None:
         """Finish the release of ``buffer``, if it is still held, before it is taken again."""
-        if self._held and any(held is buffer for held, _ in self._held):
+        if any(held is buffer for held, _ in self.held):
             self.trim(0)
 
 
