@@ -106,9 +106,8 @@ class DTensorPresentation(ShownInPlace):
         with DisableTorchFunction():  # attributes of parameters, which are no plain tensors
             if len(which) == len(sharded) and all(map(TRAINS, sharded)) and not any_gradient(sharded):
                 any(map(setattr, sharded, _GRADS, map(new_dtensor, gradients, specs)))
-                gradients_arrived(sharded, which)
-                return
-            for index, gradient in zip(which, gradients, strict=True):
+                gradients = ()  # nothing is left for below
+            for index, gradient in zip(which, gradients, strict=False):
                 parameter = sharded[index]
                 grad: Any = parameter.grad
                 if not parameter.requires_grad:

@@ -44,11 +44,6 @@ class FlatBuffer:
         with owner, torch.inference_mode(False):
             self.tensor = torch.empty(numel, dtype=dtype, device=device)
 
-    @property
-    def taken(self) -> bool:
-        """Return whether there is memory behind the buffer now."""
-        return self.nbytes == 0 or self.tensor.untyped_storage().size() > 0
-
     def take(self) -> None:
         """Allocate the storage; the caller must be on the owner's stream.
 
@@ -84,14 +79,9 @@ class CommBuffer(FlatBuffer):
         numel, dtype, device = self._request
         return self._source.allocate((numel,), dtype=dtype, device=device)
 
-    @property
-    def taken(self) -> bool:
-        """Return whether there is memory behind the buffer now."""
-        return self.tensor.numel() == self._request[0]
-
     def take(self) -> None:
         """Allocate; the caller must be on the owner's stream."""
-        if not self.taken:
+        if self.tensor.numel() != self._request[0]:
             self.tensor = self._allocate()
 
     def free(self) -> None:

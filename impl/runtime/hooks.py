@@ -216,7 +216,6 @@ class ModuleHooks:
     def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Hook before a module's forward; returns the inputs to run it with."""
         runtime, stage = self.runtime, self.stage
-        # A recomputation comes inside of backward.
         recomputing = current_graph_task_id() != -1
         idle = stage.state is StageState.IDLE and runtime.forward_root is not stage
         if not recomputing and (runtime.callback_queued or not idle):
@@ -237,8 +236,7 @@ class ModuleHooks:
             if runtime.context.streams.has_streams:
                 args, kwargs = self._cast(mover(stage.device), args, kwargs)
             args, kwargs = self._cast(self._cast_root_input, args, kwargs)
-        if self._cast_input is not None:
-            args, kwargs = self._cast(self._cast_input, args, kwargs)
+        args, kwargs = self._cast(self._cast_input, args, kwargs)
         if not entering or not stage.units:
             return args, kwargs
         with span(stage.units[0].labels.pre_forward):

@@ -195,13 +195,10 @@ class Reducer:
         total = torch.zeros(
             plan.numel // layout.world_size, dtype=reduction.output.dtype, device=reduction.output.device
         )
-        for which, starts, parts in (
-            (earlier.which, earlier.offsets, earlier.parts),
-            (reduction.which, reduction.offsets, reduction.output),
-        ):
-            for index, start in zip(which, starts, strict=True):
+        for each in (earlier, PartialSum(reduction.which, reduction.offsets, reduction.output)):
+            for index, start in zip(each.which, each.offsets, strict=True):
                 size = layout.segments[index].shard_padded_numel
-                total[places[index] : places[index] + size].add_(parts[start : start + size])
+                total[places[index] : places[index] + size].add_(each.parts[start : start + size])
         reduction.which, reduction.offsets, reduction.output = both, plan.offsets, total
 
     def _all_reduce_shard(self, reduction: Reduction) -> Stream:
