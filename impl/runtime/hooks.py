@@ -385,7 +385,7 @@ class ModuleHooks:
         runtime = self._runtime
         assert runtime is not None
         # First: if what follows raises, the next forward knows by it that this backward failed.
-        if not runtime.callback_queued:
+        if not runtime.callback_queued:  # Invariant: once a backward pass, by whichever stage comes first
             runtime.begin_backward()
         for unit in stage.units:
             if unit.presentation.before_backward is not None:

@@ -75,7 +75,7 @@ class Reducer:
                 stream.follow(streams.compute)
             with stream:
                 reduction = choose_reduction(Given(unit, which, gradients, average, plan), source, streams)
-                if not reduction.reads_gradients:
+                if not reduction.reads_gradients:  # Invariant: what is only copied is given back by the copy
                     lent.lend_gradients(gradients, stream, copied=True)
                 reduction.start(streams)
                 if gradients:  # the collectives themselves read them
@@ -278,7 +278,7 @@ def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
     which: list[int] = []
     gradients: list[torch.Tensor] = list(map(GRAD, unit.unsharded))
     if not accumulating and all(map(is_not, gradients, NONE)):  # as usual: no work in Python a parameter
-        any(map(setattr, unit.unsharded, repeat("grad"), NONE))
+        any(map(setattr, unit.unsharded, repeat("grad"), NONE))  # Invariant: each is reduced once
         every = tuple(range(len(gradients)))
         return every, gradients if unit.plain else _local_gradients(unit, every, gradients)
     gradients.clear()

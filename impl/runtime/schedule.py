@@ -96,7 +96,7 @@ class Schedule:
         """Gather the parameters of a stage whose forward starts, and prefetch those of the next."""
         self.gather(stage)
         if self._ahead and self._ahead[-1] is stage:
-            del self._ahead[-1]
+            del self._ahead[-1]  # Invariant: what is left at the end of forward was gathered for nothing
         if self._prefetch_before_wait:
             self._prefetch_forward(stage)
         self.await_stage(stage, self.forward_hold(stage))

@@ -204,7 +204,7 @@ class Unit:
                 context.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
             with span(self.labels.all_gather):
                 gather.start(context)
-        self.state = UnitState.GATHERING
+        self.state = UnitState.GATHERING  # Invariant: from SHARDED or KEPT alone, as checked above
 
     def take_up_changes(self) -> None:
         """Take up what the user assigned to or froze of the sharded parameters since the last gather."""
@@ -247,7 +247,7 @@ class Unit:
                 # moved the versions away (tests/impl/values, mutant "no wait in backward").
                 set_versions(self.unsharded, self._versions)
             self.presentation.show_unsharded()
-        self.state = UnitState.UNSHARDED
+        self.state = UnitState.UNSHARDED  # Invariant: of what was gathered, only behind the wait above
 
     def is_stale(self) -> bool:
         """Return whether what was gathered may be older than a shard, on this rank or on another."""
@@ -297,7 +297,7 @@ class Unit:
                     increment_version(self.unsharded)
             if not shows_sharded:
                 self.presentation.show_sharded()
-        self.state = UnitState.SHARDED
+        self.state = UnitState.SHARDED  # Invariant: no parameter's memory is left that the gather owns
 
     def hide(self) -> None:
         """Show the sharded parameters, but keep the others for backward, where the front end does so."""

@@ -13,13 +13,16 @@ def case_work(
         return {side: count_work(f"{side}-{front}", parameters, low_precision) for side in sides}
 
 
-@pytest.mark.plain_cases("fsdp2-0.4-fp32", "flat-0.5-bf16", "original-0.5-bf16")
+@pytest.mark.plain_cases("fsdp2-0.11-150-fp32", "flat-0.18-131-bf16", "original-0.14-153-bf16")
 @pytest.mark.parametrize("low_precision", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("front", "share"), [("fsdp2", 0.4), ("flat", 0.5), ("original", 0.5)])
-def test_python_calls(lone_process, front: str, share: float, low_precision: bool) -> None:
+@pytest.mark.parametrize(
+    ("front", "share", "most"), [("fsdp2", 0.11, 150), ("flat", 0.18, 131), ("original", 0.14, 153)]
+)
+def test_python_calls(lone_process, front: str, share: float, most: int, low_precision: bool) -> None:
+    """``most``: a tenth above what was reached, so that what was won does not go call by call."""
     both = ("torch", "impl")
     found = lone_process.run(case_work, front=front, low_precision=low_precision, parameters=12, sides=both)
-    assert found["impl"][0] <= share * found["torch"][0], found
+    assert found["impl"][0] <= min(share * found["torch"][0], most), found
     assert found["impl"][1] <= found["torch"][1], found
 
 
