@@ -29,7 +29,6 @@ from ..shared.settings import (
     one_of,
     own,
 )
-from ..shared.torch_internals import compiler_at_work, skip_frame
 from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
 from .sharded_units import Sharding, groups_of_mesh, make_units
@@ -242,6 +241,7 @@ def _register_hooks(modules: list[nn.Module], hooks: ModuleHooks) -> None:
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function``, disabled while a compiler is at work; else without that detour."""
     disabled = torch.compiler.disable(function)
+    from ..shared.torch_internals import compiler_at_work, skip_frame  # the compiler is imported now
 
     @skip_frame
     def hook(*arguments: Any) -> Any:
