@@ -108,7 +108,7 @@ def main() -> int:
     print(f"{'model':12} {'reduced in':11} {'system':16} {heads}")
     for name in names:
         for reduce_dtype in ("bfloat16", "float32"):
-            for kind, layout in (("impl", "auto"), ("impl", "packed"), ("torch", None)):
+            for kind, layout in (("impl", "auto"), ("impl", "grouped"), ("impl", "packed"), ("torch", None)):
                 with get_context("spawn").Pool(1) as pool:
                     nbytes, calls = pool.apply(count, (kind, name, reduce_dtype, layout))
                 figures = " ".join(

@@ -4,8 +4,8 @@
 
 24 units of 12 or 36 small parameters and a root under a fake group of eight on the CPU
 (tests/impl/host_cases.py): next to no computation. A unit's time is a step's, less the plain model's, divided
-by 24. Systems take turns step by step, and the medians of all rounds are compared, so that other work on the
-machine changes both sides. "inference": forward alone, frozen and without gradients.
+by 24. Systems take turns step by step, and the medians of all rounds are compared, in processor time, so that
+other work on the machine changes both sides. "inference": forward alone, frozen and without gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def forward(model: Any, batch: torch.Tensor) -> None:
 
 
 def times(systems: list[str], parameters: int, low: bool, frozen: bool, rounds: int) -> dict[str, float]:
-    """Median seconds of a step by system; `plain` is the model alone."""
+    """Median processor seconds of a step by system; `plain` is the model alone."""
     batch = torch.ones(4, 16)
     models = {name: build(name, parameters, low) for name in ("plain", *systems)}
     for model in models.values():
@@ -49,9 +49,9 @@ def times(systems: list[str], parameters: int, low: bool, frozen: bool, rounds: 
     gc.disable()
     for _ in range(rounds):
         for name, model in models.items():
-            began = time.perf_counter()
+            began = time.thread_time()
             (forward if frozen else step)(model, batch)
-            taken[name].append(time.perf_counter() - began)
+            taken[name].append(time.thread_time() - began)
             forget_gradients(model)
     gc.enable()
     return {name: statistics.median(values) for name, values in taken.items()}

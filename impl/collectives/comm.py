@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -78,7 +78,7 @@ class UnitGroups:
             _reduce_groups[self.shard] = dist.new_group(ranks, use_local_synchronization=True)
         return replace(self, reduce=_reduce_groups[self.shard])
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """Return how many ranks have gradients that are averaged."""
         return self.shard_size * self.replicate_size
@@ -237,6 +237,7 @@ def served_by_gloo(group: ProcessGroup, device: torch.device) -> bool:
     return backend_name(group, device) == "gloo"
 
 
+@lru_cache(maxsize=256)
 def gathers_by_copying(group: ProcessGroup, device: torch.device) -> bool:
     """Return whether broadcasts are the better all-gather: gloo's fills memory of its own and copies it out.
 

@@ -345,10 +345,11 @@ class FlatPresentation(Presentation):
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         if not self.flat_param.requires_grad:
             return  # frozen since its forward
-        if self.flat_param.grad is None:
+        before = self.flat_param.grad
+        if before is None:
             self.flat_param.grad = gradient
         else:
-            self.flat_param.grad.add_(gradient)
+            before.add_(gradient)
         gradients_arrived([self.flat_param], (0,))
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:

@@ -185,9 +185,10 @@ class FullyShardedDataParallel(StateDictMethods):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module with its parameters gathered."""
-        hooks = self._hooks
+        hooks, wrapped = self._hooks, self._modules[WRAPPED]
+        assert wrapped is not None
         args, kwargs = hooks.pre_forward(self, args, kwargs)
-        return hooks.post_forward(self, args, cast(nn.Module, self._modules[WRAPPED])(*args, **kwargs))
+        return hooks.post_forward(self, args, wrapped(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped module, where the wrapper has none of that name."""

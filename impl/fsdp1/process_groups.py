@@ -59,12 +59,9 @@ def groups_of_strategy(
         raise ValueError(
             f"{strategy.name} needs one process group, not {process_group!r}; a pair is for hybrid strategies"
         )
-    if mesh is not None:
-        if mesh.ndim != 1:
-            raise ValueError(f"{strategy.name} needs a mesh of one dimension, not {mesh}")
-        group: Any = mesh.get_group(0)
-    else:
-        group = process_group if process_group is not None else dist.group.WORLD
+    if mesh is not None and mesh.ndim != 1:
+        raise ValueError(f"{strategy.name} needs a mesh of one dimension, not {mesh}")
+    group = group_of(process_group, mesh)
     if strategy is ShardingStrategy.NO_SHARD:
         return comm.UnitGroups.of(None, group)
     return comm.UnitGroups.of(group)

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..runtime.unit import Unit, gather_flat, split_full
+from ..collectives import comm
+from ..runtime.unit import Unit
+from ..shared.layout import CopyOut
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
 
@@ -94,3 +96,29 @@ class ShownUnit:
                 self._presentation.keep_gradients([value.grad for value in values])
         self._presentation.hide_full()
         self._shown = []
+
+
+@torch.no_grad()
+def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
+    """Return all ranks' ``shard`` (1-D, equal sizes) one after another; the shard itself if not sharded.
+
+    A collective over the unit's shard group: every rank has to call it.
+    """
+    group = unit.groups.shard
+    if group is None:
+        return shard if shard.device == unit.device else shard.to(unit.device)
+    gathered = torch.empty(unit.layout.gathered_numel, dtype=shard.dtype, device=unit.device)
+    comm.all_gather(gathered, shard.detach().to(unit.device).contiguous(), group, async_op=False)
+    return gathered
+
+
+def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
+    """Return each parameter's whole values out of what ``gather_flat`` returned; views where possible."""
+    layout = unit.layout
+    if not layout.rank_major:
+        if unit.groups.shard is None:
+            return [segment.in_shard(gathered).view(segment.shape) for segment in layout.segments]
+        return [segment.in_full(gathered) for segment in layout.segments]
+    full = gathered.new_empty(layout.full_numel)
+    CopyOut(layout, full)(gathered)
+    return [segment.in_full(full) for segment in layout.segments]

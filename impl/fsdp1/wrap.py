@@ -63,10 +63,8 @@ class CustomPolicy(ModulePolicy):
                     "the function of a CustomPolicy must return True, False or a dict of keyword "
                     f"arguments, not {answer!r} (for a {type(module).__name__})"
                 )
-            if isinstance(answer, dict):
-                selection[module] = answer
-            elif answer:
-                selection[module] = {}
+            if answer is not False:
+                selection[module] = {} if isinstance(answer, bool) else answer
         return selection
 
 

@@ -7,6 +7,7 @@ of their gradients are views of what the reduce-scatter returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any, cast
 
 import torch
@@ -14,14 +15,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..runtime.buffer import HOST, HostOffload, new_shard
-from ..runtime.gradient_state import gradients_arrived
-from ..runtime.presentation import VERSION, ShownInPlace, UnitParameter, Unreduced
+from ..runtime.gradient_state import any_gradient, gradients_arrived
+from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced
 from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.torch_internals import DisableTorchFunction, foreach_add_
 
 # Methods of tensors that say themselves what is gathered (``extended.py``).
 PRE_ALL_GATHER, POST_ALL_GATHER = "fsdp_pre_all_gather", "fsdp_post_all_gather"
+_GRADS = repeat("grad")
 
 
 class DTensorPresentation(ShownInPlace):
@@ -66,7 +68,7 @@ class DTensorPresentation(ShownInPlace):
         return segment.in_shard(shard).view(segment.shard_shape)
 
     def _make_sharded(self, plan: ParameterPlan, segment: Segment, original: nn.Parameter) -> nn.Parameter:
-        tensor = new_dtensor(_of_its_own(self._part(self.shard, segment)), plan.spec, requires_grad=False)
+        tensor = new_dtensor(_of_its_own(self._part(self.shard, segment)), plan.spec)
         return nn.Parameter(tensor, requires_grad=original.requires_grad)
 
     def _sharded_changed(self) -> None:
@@ -87,7 +89,8 @@ class DTensorPresentation(ShownInPlace):
         """Count writes: freezing is followed where the parameters are shown, new data by ``readopt``."""
         if self.half_converted:
             self.readopt()  # which says what is wrong
-        versions = list(map(VERSION, self.sharded))
+        with DisableTorchFunction():
+            versions = list(map(VERSION, self.sharded))
         if versions != self._versions:
             self._versions = versions
             self.writes += 1
@@ -101,13 +104,16 @@ class DTensorPresentation(ShownInPlace):
         old: list[torch.Tensor] = []
         new: list[torch.Tensor] = []
         with DisableTorchFunction():  # attributes of parameters, which are no plain tensors
-            for index, gradient in zip(which, gradients, strict=True):
+            if len(which) == len(sharded) and all(map(TRAINS, sharded)) and not any_gradient(sharded):
+                any(map(setattr, sharded, _GRADS, map(new_dtensor, gradients, specs)))
+                gradients = ()  # nothing is left for below
+            for index, gradient in zip(which, gradients, strict=False):
                 parameter = sharded[index]
                 grad: Any = parameter.grad
                 if not parameter.requires_grad:
                     continue  # frozen since its forward
                 if grad is None:
-                    parameter.grad = new_dtensor(gradient, specs[index], requires_grad=False)
+                    parameter.grad = new_dtensor(gradient, specs[index])
                 else:
                     old.append(grad._local_tensor)
                     new.append(gradient)
@@ -184,11 +190,11 @@ class DTensorPresentation(ShownInPlace):
         return self.shard
 
     def _is_view_of_shard(self, local: torch.Tensor, segment: Segment) -> bool:
-        if local.numel() == 0:
-            return local.dtype == self.shard.dtype and local.device == self.shard.device
         shard = self.shard
         if local.dtype != shard.dtype or local.device != shard.device:
             return False
+        if local.numel() == 0:
+            return True
         if local.untyped_storage()._cdata == shard.untyped_storage()._cdata:
             return local.storage_offset() == segment.shard_offset
         start = shard.data_ptr()

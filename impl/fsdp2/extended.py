@@ -62,7 +62,7 @@ class ExtendedPresentation(DTensorPresentation):
         if self._offload is not None and not padded.is_meta:
             padded = padded.to(HOST)
             padded = padded.pin_memory() if self._offload.pins else padded
-        sharded = new_dtensor(padded.narrow(dim, 0, length), plan.spec, requires_grad=False)
+        sharded = new_dtensor(padded.narrow(dim, 0, length), plan.spec)
         return nn.Parameter(sharded, requires_grad=original.requires_grad)
 
     def _take_up(self) -> torch.Tensor | None:

@@ -114,9 +114,8 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.gradients.divide_factor = factor
 
-    def set_reduce_scatter_divide_factor(self, factor: float, *, recurse: bool = False) -> None:
-        """Call ``set_gradient_divide_factor``, of which this is the older name."""
-        self.set_gradient_divide_factor(factor, recurse=recurse)
+    # Its older name.
+    set_reduce_scatter_divide_factor = set_gradient_divide_factor
 
     def set_force_sum_reduction_for_comms(self, enable: bool, *, recurse: bool = False) -> None:
         """Reduce by sums only and divide outside of the collective."""

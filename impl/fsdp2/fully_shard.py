@@ -31,7 +31,7 @@ from ..shared.settings import (
 )
 from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
-from .sharded_units import Sharding, make_units
+from .sharded_units import Sharding, groups_of_mesh, make_units
 
 Settings = ParamSpec("Settings")
 
@@ -193,10 +193,7 @@ def _offload(policy: Any, device: torch.device) -> HostOffload | None:
 
 
 def _check_mesh(mesh: DeviceMesh) -> None:
-    if mesh.ndim not in (1, 2):
-        raise ValueError(
-            f"fully_shard needs a mesh of 1 (shard) or 2 (replicate, shard) dimensions, not {mesh}"
-        )
+    groups_of_mesh(mesh)
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
         raise AssertionError(
             f"the 2-D mesh {mesh} has no mesh_dim_names: name its dimensions, replicas first, as in "
@@ -231,8 +228,7 @@ def _spmd_mesh(mesh: DeviceMesh, dims: Any, reshard_after_forward: bool | int | 
 
 def _register_hooks(modules: list[nn.Module], hooks: ModuleHooks) -> None:
     # A compiled module runs its hooks as they are, beside the graph of its forward.
-    pre_forward = torch.compiler.disable(hooks.pre_forward)
-    post_forward = torch.compiler.disable(hooks.post_forward)
+    pre_forward, post_forward = _uncompiled(hooks.pre_forward), _uncompiled(hooks.post_forward)
     for module in modules:
         module.register_forward_pre_hook(pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(post_forward, always_call=len(modules) > 1)
@@ -240,6 +236,18 @@ def _register_hooks(modules: list[nn.Module], hooks: ModuleHooks) -> None:
             # The compiler must not take parameters of these for constants of the graph.
             inner._is_fsdp_managed_module = True  # type: ignore[assignment]
             inner._fsdp_use_orig_params = True  # type: ignore[assignment]
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function``, disabled while a compiler is at work; else without that detour."""
+    disabled = torch.compiler.disable(function)
+    from ..shared.torch_internals import compiler_at_work, skip_frame  # the compiler is imported now
+
+    @skip_frame
+    def hook(*arguments: Any) -> Any:
+        return (function if compiler_at_work() is None else disabled)(*arguments)
+
+    return hook
 
 
 def _hook_state_dicts(owned: Owned, units: Sequence[Unit]) -> None:

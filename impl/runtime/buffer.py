@@ -44,24 +44,19 @@ class FlatBuffer:
         with owner, torch.inference_mode(False):
             self.tensor = torch.empty(numel, dtype=dtype, device=device)
 
-    @property
-    def taken(self) -> bool:
-        """Return whether there is memory behind the buffer now."""
-        return self.nbytes == 0 or self.tensor.untyped_storage().size() > 0
-
     def take(self) -> None:
         """Allocate the storage; the caller must be on the owner's stream.
 
         Raises the allocator's out-of-memory error.
         """
         storage = self.tensor.untyped_storage()
-        if storage.size() == 0:
+        if storage.nbytes() == 0:
             storage.resize_(self.nbytes)
 
     def free(self) -> None:
         """Give the storage back to the owner's pool."""
         storage = self.tensor.untyped_storage()
-        if storage.size() != 0:
+        if storage.nbytes() != 0:
             storage.resize_(0)
 
 
@@ -84,14 +79,9 @@ class CommBuffer(FlatBuffer):
         numel, dtype, device = self._request
         return self._source.allocate((numel,), dtype=dtype, device=device)
 
-    @property
-    def taken(self) -> bool:
-        """Return whether there is memory behind the buffer now."""
-        return self.tensor.numel() == self._request[0]
-
     def take(self) -> None:
         """Allocate; the caller must be on the owner's stream."""
-        if not self.taken:
+        if self.tensor.numel() != self._request[0]:
             self.tensor = self._allocate()
 
     def free(self) -> None:
@@ -118,7 +108,7 @@ class Handover:
     def __init__(self, mode: MemoryHandover, has_streams: bool = True) -> None:
         self.mode = mode
         self._immediate = not has_streams
-        self._held: deque[tuple[FlatBuffer, Event | None]] = deque()
+        self.held: deque[tuple[FlatBuffer, Event | None]] = deque()
 
     def release(self, buffer: FlatBuffer, reader: Stream, hold: int = 0) -> None:
         """Give ``buffer`` back once ``reader`` has done what it was given so far.
@@ -133,20 +123,20 @@ class Handover:
             reader.keep(buffer.tensor)
             buffer.free()
         else:
-            self._held.append((buffer, reader.record()))
+            self.held.append((buffer, reader.record()))
             self.trim(hold)
 
     def trim(self, hold: int = 0) -> None:
         """Give back held buffers, oldest first, until ``hold`` are left."""
-        while len(self._held) > hold:
-            buffer, event = self._held.popleft()
+        while len(self.held) > hold:
+            buffer, event = self.held.popleft()
             # The owner allocates from this block next: it may write there only after the reader read it.
             buffer.owner.wait(event)
             buffer.free()
 
     def reclaim(self, buffer: FlatBuffer) -> None:
         """Finish the release of ``buffer``, if it is still held, before it is taken again."""
-        if self._held and any(held is buffer for held, _ in self._held):
+        if any(held is buffer for held, _ in self.held):
             self.trim(0)
 
 

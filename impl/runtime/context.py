@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -17,9 +17,9 @@ from ..collectives.agreement import RankCheck
 from ..shared.settings import ScheduleSettings
 from ..shared.torch_internals import is_profiler_enabled
 from .buffer import Handover
-from .streams import Event, Stream, Streams
+from .streams import Event, Nothing, Stream, Streams
 
-NOTHING: AbstractContextManager[None] = nullcontext()
+NOTHING = Nothing()
 
 
 class UnitLabels:
@@ -41,7 +41,7 @@ class UnitLabels:
             setattr(self, event, f"FSDP::{event} ({unit_name})")
 
 
-def span(label: str) -> AbstractContextManager[object]:
+def span(label: str) -> AbstractContextManager[object] | Nothing:
     """Return a context that puts ``label`` into the trace while a profiler runs, else does nothing."""
     if is_profiler_enabled():
         return torch.profiler.record_function(label)
@@ -118,9 +118,9 @@ class Context:
         self.settings = settings
         self.streams = streams
         self.handover = Handover(settings.memory_handover, streams.has_streams)
-        self.limiter = RateLimiter(
-            settings.limit_all_gathers, streams.count_retries if settings.adapt_limit else None
-        )
+        # A CPU runs ahead of nothing.
+        limit = settings.limit_all_gathers if streams.has_streams else 0
+        self.limiter = RateLimiter(limit, streams.count_retries if limit and settings.adapt_limit else None)
         self.rank_check: RankCheck | None = None
         if settings.check_ranks:
             self.rank_check = RankCheck(None if settings.check_ranks is True else settings.check_ranks)

@@ -108,8 +108,9 @@ class Gather:
                 self.copy.free()
         # Invariant: no forward or backward reads a buffer before computation waits for the gather that fills
         # it (tests/impl/values, mutant "no finish of the gather").
-        context.streams.compute.wait(self.event)
-        self.event = None
+        if self.event is not None:
+            context.streams.compute.wait(self.event)
+            self.event = None
 
     def fill(self, context: Context, hold: int) -> None:
         """Fill the parameters' memory from what was gathered, on the stream of computation.
@@ -223,7 +224,8 @@ class FromHost(Gather):
             sharded = self.sharded
             dtype = sharded.precision.compute
             self._gathered = make_buffer(self.numel, dtype, sharded.device, owner, sharded.custom)
-        context.handover.reclaim(self._gathered)
+        if context.handover.held:
+            context.handover.reclaim(self._gathered)
         self._gathered.take()
         return self._gathered
 
@@ -266,7 +268,8 @@ class Flat(FromHost):
             assert self._gathered is not None
             source = sharded.shard if self._own_part is None else self._own_part
             self.work = comm.all_gather(self._gathered.tensor, source, group, not streams.has_streams, custom)
-            self.event = streams.all_gather.record()
+            if streams.has_streams:
+                self.event = streams.all_gather.record()
         if custom is not None:
             self._own_part = None  # a part of memory that is dropped after the copy out
         if copy is not None and not in_place and streams.has_streams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from operator import attrgetter, is_
+from operator import attrgetter, contains, is_
 from typing import Any
 
 import torch
@@ -15,9 +15,13 @@ from ..collectives.comm import ReduceScatter
 from ..shared.torch_internals import DisableTorchFunction
 from .streams import Stream
 
-_GRAD = attrgetter("grad")
+GRAD = attrgetter("grad")
+NONE = repeat(None)
 # Where ``_apply_optimizer_in_backward`` keeps a parameter's optimizers.
 _OPTIMIZERS = "_in_backward_optimizers"
+_ALWAYS = repeat(_OPTIMIZERS)
+_HOOKS = attrgetter("_post_accumulate_grad_hooks")
+_MEMBERS = attrgetter("__dict__")
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class GradientState:
 
 def any_gradient(parameters: Iterable[nn.Parameter]) -> bool:
     """Return whether one of them has a gradient."""
-    return not all(map(is_, map(_GRAD, parameters), repeat(None)))
+    return not all(map(is_, map(GRAD, parameters), NONE))
 
 
 def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> bool:
@@ -112,6 +116,8 @@ def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> 
     there are any, also if this rank has no element to step on.
     """
     with DisableTorchFunction():
+        if not any(map(_HOOKS, sharded)) and not any(map(contains, map(_MEMBERS, sharded), _ALWAYS)):
+            return False
         arrived = [
             sharded[index]
             for index in which

@@ -18,18 +18,24 @@ there: what frees them again is the post-backward of the same backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..shared.pytree import caster, collect_grad_tensors, map_tensors, mover
-from ..shared.torch_internals import DisableFuncTorch, are_functorch_transforms_active, preserve_versions
+from ..shared.torch_internals import (
+    DisableFuncTorch,
+    are_functorch_transforms_active,
+    current_graph_task_id,
+    preserve_versions,
+    unwrap_if_dead,
+)
 from .context import NOTHING, span
 from .presentation import NOT_SHOWN, VERSION, plain_name
 from .stage import Stage, StageState
-from .tree import Runtime, in_backward
+from .tree import Runtime
 
 # Attribute (kept out of the module's own registries) that holds a wrapped module's hooks.
 _HOOKS = "_fsdp_hooks"
@@ -63,6 +69,10 @@ class Boundary(torch.autograd.Function):
         with outside_transforms() if in_transform() else NOTHING:
             ctx.hooks.post_backward()
         return (None, *gradients)
+
+
+# ``Boundary.apply`` without what torch asks before: whether there are transforms, a signature to inspect.
+_pass_boundary: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function, Boundary).apply
 
 
 class _ChangedInside(torch.autograd.Function):
@@ -101,14 +111,11 @@ class _Output(torch.autograd.Function):
     """An output of a stage passes through it unchanged; its backward is the stage's pre-backward."""
 
     generate_vmap_rule = True
+    setup_context = _TransformedBoundary.setup_context
 
     @staticmethod
     def forward(hooks: ModuleHooks, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.hooks = inputs[0]
 
     @staticmethod
     def jvp(ctx: Any, _: object, tangent: torch.Tensor | None) -> torch.Tensor | None:
@@ -209,8 +216,9 @@ class ModuleHooks:
     def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Hook before a module's forward; returns the inputs to run it with."""
         runtime, stage = self.runtime, self.stage
-        recomputing = in_backward()
-        if not recomputing:
+        recomputing = current_graph_task_id() != -1
+        idle = stage.state is StageState.IDLE and runtime.forward_root is not stage
+        if not recomputing and (runtime.callback_queued or not idle):
             runtime.drop_failed_iteration(stage)
         entering = stage.state not in (StageState.FORWARD, StageState.BACKWARD)
         if stage.state is StageState.BACKWARD:
@@ -261,7 +269,7 @@ class ModuleHooks:
         if in_transform():
             passed = _TransformedBoundary.apply(self, *inputs)
         else:
-            passed = Boundary.apply(self, *inputs)
+            passed = _pass_boundary(self, *map(unwrap_if_dead, inputs))
             self.stage.entered = (inputs, passed, list(map(VERSION, passed)))
         if len(args) == 1 and args[0] is inputs[0] and not kwargs:
             return passed, kwargs
@@ -272,8 +280,8 @@ class ModuleHooks:
 
         return map_tensors(replace, args), map_tensors(replace, kwargs) if kwargs else kwargs
 
-    def _hand_back(self, output: Any) -> Any:
-        """Let the caller see inputs that the stage changed in place.
+    def _hand_back(self, output: Any, inputs: Sequence[torch.Tensor], passed: Sequence[torch.Tensor]) -> Any:
+        """Let the caller see ``inputs`` that the stage changed in place, as what ``passed`` the boundary.
 
         Returns:
             ``output``, with the inputs themselves where it has what passed the boundary for them.
@@ -282,11 +290,6 @@ class ModuleHooks:
             RuntimeError: another input shares the memory of one that was changed, or autograd refuses the
                 change (of a leaf that requires a gradient).
         """
-        assert self.stage.entered is not None
-        inputs, passed, versions = self.stage.entered
-        self.stage.entered = None
-        if list(map(VERSION, passed)) == versions:
-            return output
         # Without a history of its own a change (in no_grad) is complete: the memory is the same.
         changed = [
             (given, inner)
@@ -315,7 +318,10 @@ class ModuleHooks:
                     unit.check_writes()
             return self._finish_output(output)
         if stage.entered is not None:
-            output = self._hand_back(output)
+            inputs, passed, versions = stage.entered
+            stage.entered = None
+            if list(map(VERSION, passed)) != versions:
+                output = self._hand_back(output, inputs, passed)
         if stage.to_run:
             stage.to_run.discard(module)
             if stage.to_run:
@@ -327,7 +333,7 @@ class ModuleHooks:
         stage.to_run.clear()
         if stage.units:
             with span(stage.units[0].labels.post_forward):
-                if not in_backward():
+                if current_graph_task_id() == -1:
                     with outside_transforms() if in_transform() else NOTHING:
                         hold = runtime.schedule.forward_hold(stage)
                         for unit in stage.units:
@@ -345,7 +351,7 @@ class ModuleHooks:
                     assert hooks is not None
                     output = hooks._leave_forward(output)
             runtime.end_forward()
-        return self._finish_output(output)
+        return output if self._cast_output is None else self._finish_output(output)
 
     def _finish_output(self, output: Any) -> Any:
         return output if self._cast_output is None else map_tensors(self._cast_output, output)
@@ -376,9 +382,11 @@ class ModuleHooks:
         stage = self.stage
         if stage.state is StageState.BACKWARD:
             return
-        runtime = self.runtime
+        runtime = self._runtime
+        assert runtime is not None
         # First: if what follows raises, the next forward knows by it that this backward failed.
-        runtime.begin_backward()
+        if not runtime.callback_queued:  # Invariant: once a backward pass, by whichever stage comes first
+            runtime.begin_backward()
         for unit in stage.units:
             if unit.presentation.before_backward is not None:
                 unit.presentation.before_backward()
@@ -390,8 +398,10 @@ class ModuleHooks:
 
     def post_backward(self) -> None:
         """End a stage's backward: all inputs got their gradients."""
-        runtime = self.runtime
-        runtime.begin_backward()  # no output's hook did, where modules wrapped as one ran in part
+        runtime = self._runtime
+        assert runtime is not None
+        if not runtime.callback_queued:  # no output's hook did, where modules wrapped as one ran in part
+            runtime.begin_backward()
         if self.stage.state is not StageState.BACKWARD:
             # Invariant: no gradient is reduced beside a gather that nothing waited for (tests/impl/values,
             # mutant "no check before post-backward").

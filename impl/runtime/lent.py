@@ -69,11 +69,10 @@ class LentMemory:
                 self._gradients.append(_Gradients(self._stage, list(gradients), stream.record(), copied))
         gradients.clear()
 
-    def lend_input(self, source: torch.Tensor | None, stream: Stream) -> None:
+    def lend_input(self, source: torch.Tensor, stream: Stream) -> None:
         """Note that ``stream`` reads ``source``, memory of computation, up to here."""
-        if source is not None:
-            self._largest_input = max(self._largest_input, source.nbytes)
-            self._inputs.append((source, stream.record()))
+        self._largest_input = max(self._largest_input, source.nbytes)
+        self._inputs.append((source, stream.record()))
 
     def lend_output(self, output: torch.Tensor, owner: Stream, stream: Stream, event: Event | None) -> None:
         """Note that ``stream`` read ``output``, memory that ``owner`` alone holds, up to ``event``."""

@@ -195,10 +195,12 @@ class ShownInPlace(Presentation):
         self._show_unsharded: Assignments = []
 
     def show_sharded(self) -> None:
-        show(self._show_sharded)
+        for registry, shown in self._show_sharded:
+            registry.update(shown)
 
     def show_unsharded(self) -> None:
-        show(self._show_unsharded)
+        for registry, shown in self._show_unsharded:
+            registry.update(shown)
         # In backward nothing is frozen or thawed: a recomputation has to see what forward saw.
         if self.follows_freezing and current_graph_task_id() == -1:
             with DisableTorchFunction():

@@ -14,8 +14,8 @@ way            for                                     what the collective reads
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -128,8 +128,7 @@ def prepare(layout: UnitLayout, which: Sequence[int], gradients: list[torch.Tens
 # -- the ways ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Given:
+class Given(NamedTuple):
     """The ``gradients`` of a unit's parameters ``which`` that one backward left, and how to reduce them."""
 
     unit: Unit
@@ -426,12 +425,12 @@ def choose_reduction(given: Given, source: torch.Tensor | None, streams: Streams
         source: memory of computation for the input, where the collective may read that.
     """
     unit, average, group = given.unit, given.average, given.unit.groups.reduce
-    if groups_gradients(unit, average):
+    if unit.layout.grouped and groups_gradients(unit, average):
         return Grouped(given)
-    if in_pieces(unit, average, given.plan, streams):
+    if given.plan.pieces and in_pieces(unit, average, given.plan, streams):
         return Pieces(given)
     if given.plan.prepares:
-        given = replace(given, gradients=prepare(unit.layout, given.which, given.gradients))
+        given = given._replace(gradients=prepare(unit.layout, given.which, given.gradients))
     if group is None or streams.has_streams or unit.gradients.replaced:
         return Packed(given, source)
     return Exchanged(given) if comm.served_by_gloo(group, unit.device) else Packed(given, source)

@@ -19,13 +19,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
+from operator import is_not
 
 import torch
 
 from ..collectives import comm
 from ..shared.settings import MemoryHandover
 from .context import span
-from .gradient_state import PartialSum
+from .gradient_state import GRAD, NONE, PartialSum
 from .lent import GradientReturns, LentMemory
 from .reduce_ways import Given, Plan, Reduction, choose_reduction, groups_gradients, in_pieces, plain, plan_of
 from .streams import Event, Stream, Streams
@@ -51,8 +53,7 @@ class Reducer:
 
     def begin_stage(self, units: Sequence[Unit]) -> None:
         """Take back what earlier stages lent, before ``units`` of one stage are reduced."""
-        if self._streams.has_streams:
-            self.lent.take_back(max(unit.gradients.held for unit in units) - 1)
+        self.lent.take_back(max(unit.gradients.held for unit in units) - 1)
 
     def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
         """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
@@ -64,21 +65,24 @@ class Reducer:
         if local and state.comm_hook is None and state.all_reduce_hook is None:
             _deliver_local(unit, which, gradients)
             return
-        stream = self._streams.reduce_scatter if unit.gathers else self._streams.all_reduce
+        streams, lent = self._streams, self.lent
+        stream = streams.reduce_scatter if unit.gathers else streams.all_reduce
         with span(unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce):
-            average = self._averaging(unit)
-            source = self._input(unit, which, average)
+            average, plan = self._averaging(unit), self._plan(unit, which)
+            source = self._input(unit, average, plan) if lent.lends_inputs else None
             # From here on gradients are there, and the memory of ``source`` is free: both are computation's.
-            stream.follow(self._streams.compute)
+            if streams.has_streams:
+                stream.follow(streams.compute)
             with stream:
-                given = Given(unit, which, gradients, average, self._plan(unit, which))
-                reduction = choose_reduction(given, source, self._streams)
-                if not reduction.reads_gradients:
-                    self.lent.lend_gradients(gradients, stream, copied=True)
-                reduction.start(self._streams)
-                self.lent.lend_gradients(gradients, stream)  # whatever the collectives themselves read
-                self.lent.lend_input(source, stream)
-        if self._streams.has_streams or (unit.gathers and unit.groups.replicate is not None):
+                reduction = choose_reduction(Given(unit, which, gradients, average, plan), source, streams)
+                if not reduction.reads_gradients:  # Invariant: what is only copied is given back by the copy
+                    lent.lend_gradients(gradients, stream, copied=True)
+                reduction.start(streams)
+                if gradients:  # the collectives themselves read them
+                    lent.lend_gradients(gradients, stream)
+                if source is not None:
+                    lent.lend_input(source, stream)
+        if streams.has_streams or (unit.gathers and unit.groups.replicate is not None):
             # With replicas a second collective follows: all ranks must issue the two in one order.
             self._complete(reduction)
         else:
@@ -115,14 +119,13 @@ class Reducer:
 
     # -- the steps of one reduction --------------------------------------------------------------------------
 
-    def _input(self, unit: Unit, which: tuple[int, ...], average: comm.Averaging) -> torch.Tensor | None:
+    def _input(self, unit: Unit, average: comm.Averaging, plan: Plan) -> torch.Tensor | None:
         """Return memory of computation that a collective will read: activations that backward freed, mostly.
 
         ``None`` where the collective's own stream allocates it, or where it reads the gradients themselves.
         """
-        if not self.lent.lends_inputs or not unit.gathers or unit.gradients.replaced:
+        if not unit.gathers or unit.gradients.replaced:
             return None  # without shards it becomes the gradient
-        plan = self._plan(unit, which)
         if groups_gradients(unit, average) or in_pieces(unit, average, plan, self._streams):
             return None
         return torch.empty(plan.numel, dtype=unit.precision.reduce, device=unit.device)
@@ -192,13 +195,10 @@ class Reducer:
         total = torch.zeros(
             plan.numel // layout.world_size, dtype=reduction.output.dtype, device=reduction.output.device
         )
-        for which, starts, parts in (
-            (earlier.which, earlier.offsets, earlier.parts),
-            (reduction.which, reduction.offsets, reduction.output),
-        ):
-            for index, start in zip(which, starts, strict=True):
+        for each in (earlier, PartialSum(reduction.which, reduction.offsets, reduction.output)):
+            for index, start in zip(each.which, each.offsets, strict=True):
                 size = layout.segments[index].shard_padded_numel
-                total[places[index] : places[index] + size].add_(parts[start : start + size])
+                total[places[index] : places[index] + size].add_(each.parts[start : start + size])
         reduction.which, reduction.offsets, reduction.output = both, plan.offsets, total
 
     def _all_reduce_shard(self, reduction: Reduction) -> Stream:
@@ -276,15 +276,14 @@ def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
     keeps, unused_as_zero = unit.gradients.accumulated, unit.gradients.unused_as_zero
     accumulating = bool(keeps)
     which: list[int] = []
-    gradients: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = list(map(GRAD, unit.unsharded))
+    if not accumulating and all(map(is_not, gradients, NONE)):  # as usual: no work in Python a parameter
+        any(map(setattr, unit.unsharded, repeat("grad"), NONE))  # Invariant: each is reduced once
+        every = tuple(range(len(gradients)))
+        return every, gradients if unit.plain else _local_gradients(unit, every, gradients)
+    gradients.clear()
     for index, parameter in enumerate(unit.unsharded):
-        gradient = parameter.grad
-        if gradient is not None:
-            parameter.grad = None
-            if not accumulating:
-                which.append(index)
-                gradients.append(gradient)
-                continue
+        gradient, parameter.grad = parameter.grad, None
         if accumulating:
             kept = keeps.pop(index, None)
             if kept is not None:

@@ -80,7 +80,7 @@ class Schedule:
             if stale and current_graph_task_id() == -1:
                 unit.reshard()
             if unit.state in RESHARDED and (unit.unshard_in_backward or not for_backward):
-                if unit.gather.fetches:
+                if self._limiter.limit and unit.gather.fetches:
                     self._limiter.wait(unit.labels.limiter_wait)
                 unit.all_gather(for_backward=for_backward)
 
@@ -95,6 +95,8 @@ class Schedule:
     def enter_forward(self, stage: Stage) -> None:
         """Gather the parameters of a stage whose forward starts, and prefetch those of the next."""
         self.gather(stage)
+        if self._ahead and self._ahead[-1] is stage:
+            del self._ahead[-1]  # Invariant: what is left at the end of forward was gathered for nothing
         if self._prefetch_before_wait:
             self._prefetch_forward(stage)
         self.await_stage(stage, self.forward_hold(stage))
@@ -123,9 +125,11 @@ class Schedule:
 
     def _gather_beside(self, stage: Stage) -> None:
         """Issue the gathers of the next stage, as a CPU that runs ahead of its device would have by now."""
-        if any(unit.gathers and unit.state in RESHARDED for unit in stage.units):
-            self._ahead.append(stage)
-            self.gather(stage)
+        for unit in stage.units:
+            if unit.gathers and unit.state in RESHARDED:
+                self._ahead.append(stage)
+                self.gather(stage)
+                return
 
     def leave_forward(self, stage: Stage) -> None:
         """Remember the order of stages whose forward is done, for the backward that they may have."""
@@ -166,19 +170,22 @@ class Schedule:
         position = stage.forward_positions.pop() if stage.forward_positions else -1
         stage.backward_position = position
         early = stage.backward_targets or self.settings.backward_prefetch == "pre"
-        self._late.enter_backward(stage)
-        if early and self._prefetch_before_wait:  # without streams, where a copy is done when it is made
-            self._prefetch_backward(stage)
-        self.await_stage(stage)
-        if early and not self._prefetch_before_wait:
-            if self._late.puts_off(stage):
-                self._late.put_off(stage)
-            else:
+        if self._prefetch_before_wait:  # without streams, where a copy is done when it is made
+            if early:
                 self._prefetch_backward(stage)
+            self.await_stage(stage)
+            return
+        self._late.enter_backward(stage)
+        self.await_stage(stage)
+        if early and self._late.puts_off(stage):
+            self._late.put_off(stage)
+        elif early:
+            self._prefetch_backward(stage)
 
     def after_gradients(self, stage: Stage) -> None:
         """Prefetch what waits for a stage's gradients, which are about to be reduced."""
-        self._late.after_gradients(stage)
+        if not self._prefetch_before_wait:
+            self._late.after_gradients(stage)
         if self.settings.backward_prefetch == "post" and not stage.backward_targets:
             self._prefetch_backward(stage)
 

@@ -153,9 +153,7 @@ class InSmallerGroup(Gather):
             shape = torch.Size(segment.shape)
             meta = TensorMeta(shape, contiguous_strides(shape), local.dtype)
             spec = DTensorSpec(self._mesh, (Replicate(), Shard(0)), tensor_meta=meta)
-            shown = nn.Parameter(
-                new_dtensor(local, spec, requires_grad=False), requires_grad=parameter.requires_grad
-            )
+            shown = nn.Parameter(new_dtensor(local, spec), requires_grad=parameter.requires_grad)
             self._shown[index] = shown
         described = [self._parameters[index] for index in self._shown]
         kept = list(self._shown.values())

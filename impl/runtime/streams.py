@@ -10,6 +10,7 @@ Streams are made by ``torch.get_device_module(device)``, so any device with the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Protocol
@@ -34,14 +35,15 @@ class Event(Protocol):
         """Return whether the point is reached."""
 
 
-class Stream:
+class Nothing:
+    """A context that does nothing, without a call in Python: `format` takes anything and returns nothing."""
+
+    __enter__: Callable[..., Any] = "".format
+    __exit__: Callable[..., Any] = "".format
+
+
+class Stream(Nothing):
     """A queue of device work. This base class is the CPU's: everything already happened."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc_info: Any) -> None:
-        return None
 
     def record(self) -> Event | None:
         """Record the point that this stream has reached."""

@@ -16,9 +16,9 @@ import torch
 
 from ..collectives.agreement import OrderCheck, RankCheck, without
 from ..shared.settings import ScheduleSettings
-from ..shared.torch_internals import current_graph_task_id, queue_callback
+from ..shared.torch_internals import queue_callback
 from .buffer import keep_freed_pages
-from .context import Context, span
+from .context import NOTHING, Context, span
 from .gradient_state import any_gradient
 from .presentation import Unreduced, count_steps
 from .reduction import Reducer, keep_gradients, take_gradients
@@ -57,7 +57,8 @@ class Runtime:
         self._unreduced: list[tuple[Unreduced, Unit]] = []
         # Whether a forward ran; before that the tree may become part of a larger one.
         self.ran = False
-        self._callback_queued = False
+        # Whether a backward runs, which calls back at its end.
+        self.callback_queued = False
         self._callback: Any = None
 
     # -- forward ---------------------------------------------------------------------------------------------
@@ -110,26 +111,22 @@ class Runtime:
     # -- backward --------------------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
-        """Have the end of this backward pass call back, once, as some stage's backward starts."""
-        if not self._callback_queued:
-            self._callback_queued = True
-            callback = partial(self._end_backward)
-            self._callback = ref(callback, self._backward_dropped)
-            queue_callback(callback)
-            self._take_back_unreduced()
-            if self.context.gathers_wait:
-                # No forward since the last backward, or a unit was resharded by hand: shards may be written.
-                self.context.let_gathers_wait()
+        """Have the end of this backward pass call back, as the first stage's backward starts."""
+        self.callback_queued = True
+        callback = partial(self._end_backward)
+        self._callback = ref(callback, self._backward_dropped)
+        queue_callback(callback)
+        self._take_back_unreduced()
+        if self.context.gathers_wait:
+            # No forward since the last backward, or a unit was resharded by hand: shards may be written.
+            self.context.let_gathers_wait()
 
     def post_backward(self, stage: Stage) -> None:
         """Free the parameters of ``stage``, all of whose gradients are there, and reduce these."""
         stage.state = StageState.REDUCED
         if not stage.units:
             return
-        if torch.is_grad_enabled():  # with create_graph
-            with torch.no_grad():
-                self._reduce_stage(stage)
-        else:
+        with torch.no_grad() if torch.is_grad_enabled() else NOTHING:  # with create_graph
             self._reduce_stage(stage)
 
     def _reduce_stage(self, stage: Stage) -> None:
@@ -155,7 +152,7 @@ class Runtime:
             self.schedule.after_gradients(stage)
             for unit in partial:
                 self.reducer.reduce_partial(unit)
-            if ready:
+            if ready and self.context.streams.has_streams:
                 self.reducer.begin_stage([unit for unit, _, _ in ready])
             for unit, which, gradients in ready:
                 if self.context.rank_check is not None:
@@ -187,7 +184,7 @@ class Runtime:
         if self.reducer.in_flight:
             unit = self.reducer.in_flight[0].unit
             raise RuntimeError(f"backward ended without waiting for gradients of unit '{unit.name}'")
-        self._callback_queued = False
+        self.callback_queued = False
         self.context.await_host_read()
         if self.is_last_backward:
             self.context.gathers_wait = (
@@ -206,7 +203,7 @@ class Runtime:
 
     def _backward_dropped(self, _: object) -> None:
         """Warn where backward failed, whose errors name no unit; autograd then forgets the callback."""
-        if not self._callback_queued:
+        if not self.callback_queued:
             return
         entered = [stage for stage in self.stages if stage.state is StageState.BACKWARD]
         waiting = [s for s in entered if any(unit.state not in GATHERED for unit in s.units)]
@@ -245,7 +242,7 @@ class Runtime:
             RuntimeError: the failed backward was adding to such gradients, so that it is unknown
                 what they were; they are dropped.
         """
-        failed = self._callback_queued or stage.state in (StageState.BACKWARD, StageState.REDUCED)
+        failed = self.callback_queued or stage.state in (StageState.BACKWARD, StageState.REDUCED)
         if failed or (self.forward_root is stage and len(stage.modules) == 1):
             at = next((each for each in self.stages if each.in_backward), stage)
             _log.warning(
@@ -281,8 +278,8 @@ class Runtime:
 
         Gradients that passes before it left unreduced stay; if some of them were added to, none do.
         """
-        keep, failed_backward = not self._spoilt_units(), self._callback_queued
-        self._callback_queued = False
+        keep, failed_backward = not self._spoilt_units(), self.callback_queued
+        self.callback_queued = False
         self.forward_root = None
         self.reducer.discard()
         for stage in self.stages:
@@ -293,11 +290,6 @@ class Runtime:
         self.context.await_host_read()
         self.context.handover.trim()
         self.schedule.reset()
-
-
-def in_backward() -> bool:
-    """Return whether this code runs inside a backward pass (as a recomputed forward does)."""
-    return current_graph_task_id() != -1
 
 
 def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:

@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from ..collectives import comm
-from ..shared.layout import CopyOut, UnitLayout
+from ..shared.layout import UnitLayout
 from ..shared.settings import UnitPrecision
 from ..shared.torch_internals import increment_version, set_versions
 from .buffer import HostOffload
@@ -60,18 +60,6 @@ class UnitState(Enum):
     # Gathered, while the modules show the sharded parameters.
     HIDDEN = auto()
 
-    # The states that may come next.
-    following: tuple[UnitState, ...]
-
-
-for _state, _following in {
-    UnitState.SHARDED: (UnitState.GATHERING, UnitState.KEPT),
-    UnitState.KEPT: (UnitState.GATHERING, UnitState.SHARDED),
-    UnitState.GATHERING: (UnitState.UNSHARDED, UnitState.SHARDED),
-    UnitState.UNSHARDED: (UnitState.SHARDED, UnitState.HIDDEN),
-    UnitState.HIDDEN: (UnitState.UNSHARDED, UnitState.SHARDED),
-}.items():
-    _state.following = _following
 
 # States in which the parameters have to be gathered before they are used.
 RESHARDED = (UnitState.SHARDED, UnitState.KEPT)
@@ -186,12 +174,6 @@ class Unit:
         if self.state is not UnitState.SHARDED:
             raise RuntimeError(f"unit '{self.name}' is {self.state.name}: reshard it before {before}")
 
-    def _enter(self, state: UnitState) -> None:
-        """Change the state. Raises RuntimeError where the table of transitions does not allow that."""
-        if state not in self.state.following:
-            raise RuntimeError(f"unit '{self.name}' is {self.state.name} and cannot become {state.name}")
-        self.state = state
-
     # -- unshard ---------------------------------------------------------------------------------------------
 
     def all_gather(self, *, for_backward: bool = False) -> None:
@@ -222,7 +204,7 @@ class Unit:
                 context.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
             with span(self.labels.all_gather):
                 gather.start(context)
-        self._enter(UnitState.GATHERING)
+        self.state = UnitState.GATHERING  # Invariant: from SHARDED or KEPT alone, as checked above
 
     def take_up_changes(self) -> None:
         """Take up what the user assigned to or froze of the sharded parameters since the last gather."""
@@ -243,7 +225,7 @@ class Unit:
         """
         if self.state is not UnitState.GATHERING:
             if self.state is UnitState.HIDDEN:
-                self._enter(UnitState.UNSHARDED)
+                self.state = UnitState.UNSHARDED
                 self.presentation.show_unsharded()
             return
         gather = self.gather
@@ -265,7 +247,7 @@ class Unit:
                 # moved the versions away (tests/impl/values, mutant "no wait in backward").
                 set_versions(self.unsharded, self._versions)
             self.presentation.show_unsharded()
-        self._enter(UnitState.UNSHARDED)
+        self.state = UnitState.UNSHARDED  # Invariant: of what was gathered, only behind the wait above
 
     def is_stale(self) -> bool:
         """Return whether what was gathered may be older than a shard, on this rank or on another."""
@@ -300,7 +282,7 @@ class Unit:
         if self.state is UnitState.KEPT:
             gather.drop()
             self.presentation.show_sharded()
-            self._enter(UnitState.SHARDED)
+            self.state = UnitState.SHARDED
             return
         with span(self.labels.reshard):
             shows_sharded = self.state is UnitState.GATHERING and not gather.holds
@@ -315,12 +297,12 @@ class Unit:
                     increment_version(self.unsharded)
             if not shows_sharded:
                 self.presentation.show_sharded()
-        self._enter(UnitState.SHARDED)
+        self.state = UnitState.SHARDED  # Invariant: no parameter's memory is left that the gather owns
 
     def hide(self) -> None:
         """Show the sharded parameters, but keep the others for backward, where the front end does so."""
         if self.presentation.hides and self.state is UnitState.UNSHARDED:
-            self._enter(UnitState.HIDDEN)
+            self.state = UnitState.HIDDEN
             self.presentation.show_sharded()
 
     def reshard_by_hand(self) -> None:
@@ -340,33 +322,4 @@ class Unit:
         self.reshard(hold)
         if keeps:
             self.gather.show_kept(self.presentation.trained())
-            self._enter(UnitState.KEPT)
-
-
-# -- whole parameters in full precision, outside of training -------------------------------------------------
-
-
-@torch.no_grad()
-def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
-    """Return all ranks' ``shard`` (1-D, equal sizes) one after another; the shard itself if not sharded.
-
-    A collective over the unit's shard group: every rank has to call it.
-    """
-    group = unit.groups.shard
-    if group is None:
-        return shard if shard.device == unit.device else shard.to(unit.device)
-    gathered = torch.empty(unit.layout.gathered_numel, dtype=shard.dtype, device=unit.device)
-    comm.all_gather(gathered, shard.detach().to(unit.device).contiguous(), group, async_op=False)
-    return gathered
-
-
-def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
-    """Return each parameter's whole values out of what ``gather_flat`` returned; views where possible."""
-    layout = unit.layout
-    if not layout.rank_major:
-        if unit.groups.shard is None:
-            return [segment.in_shard(gathered).view(segment.shape) for segment in layout.segments]
-        return [segment.in_full(gathered) for segment in layout.segments]
-    full = gathered.new_empty(layout.full_numel)
-    CopyOut(layout, full)(gathered)
-    return [segment.in_full(full) for segment in layout.segments]
+            self.state = UnitState.KEPT

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from .torch_internals import AsyncCollectiveTensor, DTensorSpec, StridedShard, TensorMeta, concatenate_meshes
 
 # Wrap a local tensor by its spec, without ``DTensor.__init__``, which does nothing but ask the compiler.
-new_dtensor: Callable[..., DTensor] = partial(DTensor.__new__, DTensor)
+new_dtensor: Callable[..., DTensor] = partial(DTensor.__new__, DTensor, requires_grad=False)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class TensorParallel:
         spec, meta = self.spec, self.spec.tensor_meta
         if meta is not None and meta.dtype != local.dtype:
             spec = replace(spec, tensor_meta=TensorMeta(meta.shape, meta.stride, local.dtype))
-        return new_dtensor(local, spec, requires_grad=False)
+        return new_dtensor(local, spec)
 
     def wanted(self, gradient: DTensor) -> tuple[Placement, ...]:
         """Return how ``gradient`` has to be placed for its local part to be what FSDP reduces."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import cached_property
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -140,7 +141,7 @@ class UnitPrecision:
         """Return the precision for parameters that were converted to another dtype."""
         return self.decide(original, *self.wanted, keep=self.keep)
 
-    @property
+    @cached_property
     def delivered(self) -> torch.dtype:
         """Return the dtype of the sharded gradients."""
         if self.keep is None:

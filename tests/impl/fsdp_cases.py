@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fsdpbench import impl
 from fsdpbench.impl.collectives import comm
+from fsdpbench.impl.fsdp1.summon import gather_flat, split_full
 from fsdpbench.impl.runtime.hooks import stage_of
-from fsdpbench.impl.runtime.unit import gather_flat, split_full
 
 VOCABULARY = 33
 STEPS = pytest.mark.parametrize("steps", [3, pytest.param(10, marks=pytest.mark.campaign)])
@@ -244,7 +244,7 @@ def our_full(model: Any, gradients: bool) -> dict[str, torch.Tensor | None]:
 
 def full_gradients(unit: Any) -> list[torch.Tensor | None]:
     """Gather the gradients of a flat unit as its parameters are gathered."""
-    from fsdpbench.impl.runtime.unit import gather_flat, split_full
+    from fsdpbench.impl.fsdp1.summon import gather_flat, split_full
 
     shard = torch.zeros_like(unit.shard)
     presentation = unit.presentation

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from host_cases import count_work, fake_group
+from rank_pool import RankPool
 
 
 def case_work(
@@ -13,23 +16,34 @@ def case_work(
         return {side: count_work(f"{side}-{front}", parameters, low_precision) for side in sides}
 
 
-@pytest.mark.plain_cases("fsdp2-0.4-fp32", "flat-0.5-bf16", "original-0.5-bf16")
+@pytest.fixture(scope="module")
+def fresh_process() -> Iterator[RankPool]:
+    """A process that never simulated: what is installed for that costs calls too."""
+    pool = RankPool(1, join=False)
+    yield pool
+    pool.stop()
+
+
+@pytest.mark.plain_cases("fsdp2-0.12-166-fp32", "flat-0.17-149-bf16", "original-0.13-171-bf16")
 @pytest.mark.parametrize("low_precision", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("front", "share"), [("fsdp2", 0.4), ("flat", 0.5), ("original", 0.5)])
-def test_python_calls(lone_process, front: str, share: float, low_precision: bool) -> None:
+@pytest.mark.parametrize(
+    ("front", "share", "most"), [("fsdp2", 0.12, 166), ("flat", 0.17, 149), ("original", 0.13, 171)]
+)
+def test_python_calls(fresh_process, front: str, share: float, most: int, low_precision: bool) -> None:
+    """``most``: a tenth above what was reached, so that what was won does not go call by call."""
     both = ("torch", "impl")
-    found = lone_process.run(case_work, front=front, low_precision=low_precision, parameters=12, sides=both)
-    assert found["impl"][0] <= share * found["torch"][0], found
+    found = fresh_process.run(case_work, front=front, low_precision=low_precision, parameters=12, sides=both)
+    assert found["impl"][0] <= min(share * found["torch"][0], most), found
     assert found["impl"][1] <= found["torch"][1], found
 
 
 @pytest.mark.parametrize(("front", "most"), [("flat", 0.0), ("fsdp2", 0.0), ("original", 0.0)])
-def test_a_parameter_more_is_little_work_more(lone_process, front: str, most: float) -> None:
+def test_a_parameter_more_is_little_work_more(fresh_process, front: str, most: float) -> None:
     """The steady state makes no Python call a parameter; what a parameter needs is done in torch's own
     code.
     """
     calls = {
-        count: lone_process.run(case_work, front=front, parameters=count, sides=("impl",))["impl"][0]
+        count: fresh_process.run(case_work, front=front, parameters=count, sides=("impl",))["impl"][0]
         for count in (4, 36)
     }
     assert (calls[36] - calls[4]) / 32 <= most, calls

@@ -195,8 +195,7 @@ class StateDictMethods(nn.Module):
         optim: torch.optim.Optimizer | None = None,
     ) -> StateDict:
         """Return what ``optim`` loads of whole values that each rank has; no communication."""
-        source = LoadFrom(compare=False)
-        return _load(model, full_optim_state_dict, optim_input, optim, source)
+        return _load(model, full_optim_state_dict, optim_input, optim, LoadFrom(compare=False))
 
     @staticmethod
     def flatten_sharded_optim_state_dict(
@@ -214,8 +213,8 @@ class StateDictMethods(nn.Module):
         group: Any | None = None,
     ) -> StateDict:
         """Return ``optim_state_dict_to_load`` of whole values that only rank 0 of ``group`` has."""
-        source = LoadFrom(rank0=True, group=group)
-        return _load(model, full_optim_state_dict or {}, optim_input, optim, source)
+        given = full_optim_state_dict or {}
+        return _load(model, given, optim_input, optim, LoadFrom(rank0=True, group=group))
 
     @staticmethod
     def rekey_optim_state_dict(

@@ -21,9 +21,9 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import StateDict
 
-from ...runtime.unit import gather_flat, split_full
 from ...shared.layout import Segment
 from ..parameter_names import NamedUnit
+from ..summon import gather_flat, split_full
 from .optim_parameters import Key, State, TrainedModel, named_group
 from .recursion import states_of
 from .sharded_values import rows_of_shard, sharded_value

@@ -9,12 +9,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import StateDict
 
 from ...runtime.presentation import plain_name
-from ...runtime.unit import Unit, gather_flat, split_full
+from ...runtime.unit import Unit
 from ...shared.torch_internals import ShardedTensor
 from ..flat_param import FlatPresentation
 from ..original_params import OriginalPresentation
 from ..parameter_names import NamedUnit
 from ..settings import StateDictType
+from ..summon import gather_flat, split_full
 from .sharded_values import (
     check_agreement,
     fill_shard,

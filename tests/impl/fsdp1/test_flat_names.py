@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 
 from fsdpbench import impl
-from fsdpbench.impl.runtime.tree import in_backward
+from fsdpbench.impl.shared.torch_internals import current_graph_task_id
 
 
 class Story:
@@ -93,7 +93,7 @@ class Story:
 
     def _inside(self, phase: str) -> None:
         # Original parameters that are gathered in backward are not listed by torch.
-        if not self.tree.originals or not in_backward():
+        if not self.tree.originals or current_graph_task_id() == -1:
             self.look(phase, forms=False)
 
     def _summoned(self, phase: str, *, with_grads: bool = False) -> None:

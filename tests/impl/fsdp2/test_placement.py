@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch_version import BEFORE_2_12
 
 from fsdpbench import impl
+from fsdpbench.impl.fsdp1.summon import gather_flat, split_full
 from fsdpbench.impl.runtime.hooks import stage_of
-from fsdpbench.impl.runtime.unit import gather_flat, split_full
 from fsdpbench.impl.shared.placement import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 
 

@@ -73,7 +73,7 @@ def _late_broadcasts(parts: Sequence[torch.Tensor], group: Any) -> Any:
 
 def _taken_spoilt(take: Any) -> Any:
     def call(self: FlatBuffer) -> None:
-        new = not self.taken
+        new = self.tensor.untyped_storage().size() == 0
         take(self)
         if new:
             _spoil(self.tensor)

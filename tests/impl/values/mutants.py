@@ -19,6 +19,7 @@ from fsdpbench.impl.runtime.schedule import Schedule
 from fsdpbench.impl.runtime.stage import Stage
 from fsdpbench.impl.runtime.tree import Runtime
 from fsdpbench.impl.runtime.unit import Unit, UnitState
+from fsdpbench.impl.shared.torch_internals import current_graph_task_id
 
 Mutant = Callable[[], AbstractContextManager[Any]]
 
@@ -85,7 +86,7 @@ def _waits_only_in(forward: bool) -> Iterator[None]:
     original = Schedule.await_stage
 
     def dropped(stage: Stage, hold: int = 0) -> None:
-        if tree.in_backward() is not forward:
+        if (current_graph_task_id() != -1) is not forward:
             original(stage, hold)
 
     with patch.object(Schedule, "await_stage", staticmethod(dropped)):

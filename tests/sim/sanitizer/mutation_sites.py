@@ -48,7 +48,7 @@ _HOLDS = {
     "self._gradients.append": (0, "[]"),
     "self._outputs.append": (0, "None"),
     "self._read.append": (0, "None"),
-    "self._held.append": (0, "free"),
+    "self.held.append": (0, "free"),
 }
 _ASSIGNED = {
     # References and events that wait for their time: by attribute, what stands for them.

@@ -97,7 +97,7 @@ REPORTED: list[tuple[str, str, dict[str, Any]]] = [
         {"memory_handover": "record_stream"},
     ),
     (
-        "runtime/buffer.py Handover.release: self._held.append((buffer, reader.record()))",
+        "runtime/buffer.py Handover.release: self.held.append((buffer, reader.record()))",
         "use_after_free",
         {},
     ),
