@@ -26,7 +26,7 @@ from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main, run_function
 from fsdpbench.script.real_ranks.checkpoints import CheckpointWatch
-from fsdpbench.script.real_ranks.host_cuda import hide_accelerator, map_host
+from fsdpbench.script.real_ranks.host_cuda import OneNodeError, hide_accelerator, map_gpus, map_host
 from fsdpbench.script.real_ranks.pieces import keep
 from fsdpbench.script.real_ranks.shrinking import Shrinking
 from fsdpbench.script.real_ranks.unsharded import Reference, leave_out_wrappers
@@ -117,7 +117,7 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
     """Run a script as its task says; return the error that ended it."""
     task: Task = torch.load(folder / _TASK, weights_only=False)
     rank, notes = placement.rank, set[str]()
-    _set_environment(placement)
+    _set_environment(placement, max(1, placement.world_size // 2))
     map_host(notes)
     run_workers_here()
     Shrinking(notes, saves=task.way in (Way.SAVES, Way.RESUMES))
@@ -131,15 +131,19 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
         watch = Reference(own_files, folder, rank, task.steps, task.weights, task.scale)
     else:
         watch = CheckpointWatch(own_files, folder, rank, task.steps, resumes=task.way is Way.RESUMES)
-    cause, place = _execute(source, own_files, watch)
+    try:
+        cause, place = _execute(source, own_files, watch)
+    except OneNodeError:
+        _set_environment(placement, placement.world_size)
+        map_gpus()
+        cause, place = _execute(source, own_files, watch)
     files.settle()
     keep(Ended(sorted(notes), cause, place), folder / _ENDED.format(rank))
     return cause
 
 
-def _set_environment(placement: Placement) -> None:
-    """Make two nodes of the ranks, for scripts that shard within a node."""
-    per_node = max(1, placement.world_size // 2)
+def _set_environment(placement: Placement, per_node: int) -> None:
+    """Make nodes of `per_node` ranks: two at first, for scripts that shard within a node."""
     os.environ |= {
         "LOCAL_WORLD_SIZE": str(per_node),
         "LOCAL_RANK": str(placement.rank % per_node),
@@ -158,6 +162,8 @@ def _execute(source: ScriptSource, own_files: OwnFiles, watch: Watch) -> tuple[s
         return cause, ""
     except MeasuredAllError:
         return "", ""
+    except OneNodeError:
+        raise
     except BaseException as error:
         traceback.print_exc()
         is_ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import parallel
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -22,6 +23,8 @@ from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.loss_divisors import Divided, divided
 from fsdpbench.script.real_ranks.pieces import Held, Piece, held_parameters, keep
 from fsdpbench.script.steps import MeasuredAllError
+
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class StepRecord:
     computes: float = 0.0
     """That of the coarsest dtype in which layers compute, where it is not the parameters'."""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    reduces: bool = False
+    """Whether an optimizer has called a reduction in its step, until now."""
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -87,6 +92,10 @@ class Watch:
         self._leading: torch.optim.Optimizer | None = None
         self._depth = self._since = 0  # backwards that run; those since the last forward
         self._begins, self._steps = True, False
+        self._frozen: Mapping[str, Held] = {}
+        self._stepping = self._reduces = False
+        for name in _REDUCTIONS:
+            around(dist, name, self._reducing)
         around(torch.autograd, "backward", self._around_backward)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
@@ -121,6 +130,10 @@ class Watch:
             random.seed(seed)
         self._optimizers.append(optimizer)
         self._models += roots()  # the script's own references end before its end is written down
+
+    def _reducing(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._reduces |= self._stepping
+        return original(*args, **kwargs)
 
     def _optimized(self) -> set[int]:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
@@ -162,6 +175,7 @@ class Watch:
         return None
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._stepping, self._random = True, torch.get_rng_state()
         if self._depth:
             raise NotComparedError("an optimizer that steps in backward")
         self._leading = self._leading or optimizer
@@ -171,11 +185,12 @@ class Watch:
             raise NotComparedError("an optimizer whose forward follows another's step")
         self._steps = True
         held = self.held()
-        self.record.held = self.record.held or held
+        self.record.held = {**(self.record.held or held), **self._frozen}
         self.record.clipped = {name: each.gradient for name, each in held.items()}
         known = self._optimized()
         self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
+        self.record.reduces = self._reduces
         keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
 
@@ -183,6 +198,8 @@ class Watch:
         """Do what belongs between the record of a step and its optimizer."""
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._stepping = False
+        torch.set_rng_state(self._random)  # a shard takes fewer random numbers than the whole
         if optimizer is self._leading:
             self.count += 1
             self._begins, self._steps = True, False
@@ -194,7 +211,7 @@ class Watch:
 
     def finish(self) -> None:
         """Write the weights after the last step."""
-        keep(StepRecord(self.held()), record_path(self.folder, self.rank, self.count))
+        keep(StepRecord(self.held(), reduces=self._reduces), record_path(self.folder, self.rank, self.count))
 
 
 class ShardedWatch(Watch):
@@ -204,9 +221,20 @@ class ShardedWatch(Watch):
         from fsdpbench.script.observed.calls import Calls
 
         around(parallel, "parallelize_module", _refusing)
+        for name in ("all_to_all", "all_to_all_single"):
+            around(dist, name, self._exchanging)
+        self._exchanges = False
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
         super().__init__(own_files, folder, rank, steps)
+
+    def begin(self) -> None:
+        """Keep what is frozen as it is here: a forward may change it (a moving average)."""
+        self._frozen = {name: each for name, each in self.held().items() if not each.trains}
+
+    def _exchanging(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._exchanges |= self._depth > 0
+        return original(*args, **kwargs)
 
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""
@@ -224,6 +252,8 @@ class ShardedWatch(Watch):
             if wrapped := wrappers.of(held.identity):
                 found[name] = Wrapping(wrapped.place.short, f"wrapped by {wrapped.api}")
             elif ignoring := wrappers.ignoring(held.identity):
+                if self._exchanges and held.trains:
+                    raise NotComparedError("expert parallelism by hand")
                 found[name] = Wrapping(ignoring.place.short, f"{ignoring.api} ignores them")
         return dict(found)
 
