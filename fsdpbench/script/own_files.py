@@ -196,11 +196,10 @@ def passing(code: CodeType, instruction: int) -> bool | None:
     `if not ok.all(): raise`); None if it checks nothing there."""
     place = list(code.co_positions())[instruction // 2]
     for node in ast.walk(_parsed(code)):
-        if isinstance(node, ast.Assert) or (
-            isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise)
-        ):
+        raises = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise)
+        if isinstance(node, ast.Assert | ast.If) and (raises or isinstance(node, ast.Assert)):
             whole = place in (_place(node), _place(node.test))  # Python 3.11 knows no more of an operand
-            operands = _operands(node.test, isinstance(node, ast.Assert))
+            operands = _operands(node.test, not raises)
             found = {truth for each, truth in operands if whole or _place(each) == place}
             if found:
                 return found.pop() if len(found) == 1 else None

@@ -21,6 +21,7 @@ from fsdpbench.sim.torch_device.distributed.refusals import (
     refuse_count,
     refuse_gather,
     refuse_list,
+    refuse_point_to_point,
     refuse_reduce_scatter,
     refuse_root,
     refuse_sizes,
@@ -158,13 +159,16 @@ class SimProcessGroup(Communicator):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Work:
-        """Raise `NotImplementedError`: the other rank is not there."""
-        raise NotImplementedError(
-            "send and recv are not simulated: only one rank runs, and point-to-point needs its partner; "
-            "leave the pipeline out (FSDP, tensor parallelism), or run one stage's layers as the whole model"
-        )
+        """Send to a neighbour, as part of a batch. Raises `NotImplementedError` outside of one."""
+        if self._coalesced is None:
+            refuse_point_to_point()
+        return self.call(Collective("send", total_bytes(*tensors), tensors, [], rank))
 
-    recv = send
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Work:
+        """Receive from a neighbour, as part of a batch. Raises `NotImplementedError` outside of one."""
+        if self._coalesced is None:
+            refuse_point_to_point()
+        return self.call(Collective("recv", 0, [], tensors, rank))
 
 
 def register_backend() -> None:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -78,6 +79,30 @@ def refuse_count(tensors: Sequence[torch.Tensor], ranks: int, name: str, side: s
             f"ProcessGroupNCCL::{name}: Incorrect {side} list size {len(tensors)}. {side.capitalize()} list "
             f"size should be {ranks}, same as size of the process group."
         )
+
+
+def refuse_point_to_point() -> NoReturn:
+    """Raise: the other rank is not there."""
+    raise NotImplementedError(
+        "send and recv are not simulated: only one rank runs, and point-to-point needs its partner (rings by "
+        "batch_isend_irecv do run); leave the pipeline out (FSDP, tensor parallelism), or run one stage's "
+        "layers as the whole model"
+    )
+
+
+def refuse_unlike_neighbours(calls: Sequence[Any], rank: int, ranks: int) -> None:
+    """Raise unless all ranks can call as this one: it receives from the rank k behind what it sends to the
+    one k ahead, or from the same rank."""
+    to, behind, same = (
+        Counter((place(call.opts), each.numel(), each.dtype) for call in calls for each in tensors(call))
+        for place, tensors in (
+            (lambda peer: (peer - rank) % ranks, lambda call: call.inputs),
+            (lambda peer: (rank - peer) % ranks, lambda call: call.outputs),
+            (lambda peer: (peer - rank) % ranks, lambda call: call.outputs),
+        )
+    )
+    if to not in (behind, same):
+        refuse_point_to_point()
 
 
 def refuse_root(opts: Any, ranks: int, name: str) -> None:
