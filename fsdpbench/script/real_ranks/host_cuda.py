@@ -92,7 +92,7 @@ def map_host(notes: set[str]) -> None:
     around_fsdp1(lambda module, kwargs: kwargs.update(device_id=torch.device(_HOST)))
     around(FSDPModule, "set_gradient_divide_factor", _summing)
     around(torch.amp.GradScaler, "__init__", _naming_host)
-    around(torch, "compile", functools.partial(_eagerly, notes))
+    torch.compiler.set_stance("force_eager")  # a compiler for the CPU would take minutes
     torch.nn.SyncBatchNorm.convert_sync_batchnorm = functools.partial(_by_rank, notes)  # type: ignore[method-assign]
     for name in _DROPOUTS:
         around(torch.nn.functional, name, functools.partial(_without_dropout, notes, "p", 1))
@@ -211,13 +211,6 @@ def _by_rank(notes: set[str], module: torch.nn.Module, process_group: Any = None
     """Leave batch norms as they are: torch synchronises none on the CPU."""
     notes.add("batch norms by rank")
     return module
-
-
-def _eagerly(notes: set[str], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `torch.compile`, whose parts run as they are: a compiler of the CPU would take minutes."""
-    torch.compiler.set_stance("force_eager")
-    notes.add("not compiled")
-    return original(*args, **kwargs)
 
 
 def _without_dropout(notes: set[str], name: str, place: int, original: Any, *args: Any, **kwargs: Any) -> Any:

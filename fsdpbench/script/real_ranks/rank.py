@@ -117,7 +117,7 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
     """Run a script as its task says; return the error that ended it."""
     task: Task = torch.load(folder / _TASK, weights_only=False)
     rank, notes = placement.rank, set[str]()
-    _set_environment(placement, max(1, placement.world_size // 2))
+    _set_environment(placement)
     map_host(notes)
     run_workers_here()
     Shrinking(notes, saves=task.way in (Way.SAVES, Way.RESUMES))
@@ -131,19 +131,15 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
         watch = Reference(own_files, folder, rank, task.steps, task.weights, task.scale)
     else:
         watch = CheckpointWatch(own_files, folder, rank, task.steps, resumes=task.way is Way.RESUMES)
-    try:
-        cause, place = _execute(source, own_files, watch)
-    except OneNodeError:
-        _set_environment(placement, placement.world_size)
-        map_gpus()
-        cause, place = _execute(source, own_files, watch)
+    cause, place = _execute(source, own_files, watch)
     files.settle()
     keep(Ended(sorted(notes), cause, place), folder / _ENDED.format(rank))
     return cause
 
 
-def _set_environment(placement: Placement, per_node: int) -> None:
-    """Make nodes of `per_node` ranks: two at first, for scripts that shard within a node."""
+def _set_environment(placement: Placement) -> None:
+    """Make two nodes of the ranks, for scripts that shard within a node."""
+    per_node = max(1, placement.world_size // 2)
     os.environ |= {
         "LOCAL_WORLD_SIZE": str(per_node),
         "LOCAL_RANK": str(placement.rank % per_node),
@@ -163,7 +159,9 @@ def _execute(source: ScriptSource, own_files: OwnFiles, watch: Watch) -> tuple[s
     except MeasuredAllError:
         return "", ""
     except OneNodeError:
-        raise
+        os.environ |= {"LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "LOCAL_RANK": os.environ["RANK"]}
+        map_gpus()
+        return _execute(source, own_files, watch)
     except BaseException as error:
         traceback.print_exc()
         is_ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)

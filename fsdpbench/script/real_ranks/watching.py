@@ -25,6 +25,7 @@ from fsdpbench.script.real_ranks.pieces import Held, Piece, held_parameters, kee
 from fsdpbench.script.steps import MeasuredAllError
 
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+_EXCHANGES = ("all_to_all", "all_to_all_single")
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,9 @@ class Watch:
         self._begins, self._steps = True, False
         self._frozen: Mapping[str, Held] = {}
         self._stepping = self._reduces = False
-        for name in _REDUCTIONS:
-            around(dist, name, self._reducing)
+        self._exchanges = False
+        for name in (*_REDUCTIONS, *_EXCHANGES):
+            around(dist, name, self._calling)
         around(torch.autograd, "backward", self._around_backward)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
@@ -131,8 +133,9 @@ class Watch:
         self._optimizers.append(optimizer)
         self._models += roots()  # the script's own references end before its end is written down
 
-    def _reducing(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._reduces |= self._stepping
+        self._exchanges |= self._depth > 0 and original.__name__ in _EXCHANGES
         return original(*args, **kwargs)
 
     def _optimized(self) -> set[int]:
@@ -178,12 +181,9 @@ class Watch:
         self._stepping, self._random = True, torch.get_rng_state()
         if self._depth:
             raise NotComparedError("an optimizer that steps in backward")
-        self._leading = self._leading or optimizer
-        if optimizer is not self._leading:
-            if self._begins or self._steps:  # after the leading one, or inside of it
-                return
-            raise NotComparedError("an optimizer whose forward follows another's step")
-        self._steps = True
+        if optimizer is not self._leading and (self._begins or self._steps):
+            return  # after the leading one, or inside of it
+        self._leading, self._steps = optimizer, True  # with a forward of its own, it makes a step of its own
         held = self.held()
         self.record.held = {**(self.record.held or held), **self._frozen}
         self.record.clipped = {name: each.gradient for name, each in held.items()}
@@ -221,9 +221,6 @@ class ShardedWatch(Watch):
         from fsdpbench.script.observed.calls import Calls
 
         around(parallel, "parallelize_module", _refusing)
-        for name in ("all_to_all", "all_to_all_single"):
-            around(dist, name, self._exchanging)
-        self._exchanges = False
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
         super().__init__(own_files, folder, rank, steps)
@@ -231,10 +228,6 @@ class ShardedWatch(Watch):
     def begin(self) -> None:
         """Keep what is frozen as it is here: a forward may change it (a moving average)."""
         self._frozen = {name: each for name, each in self.held().items() if not each.trains}
-
-    def _exchanging(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._exchanges |= self._depth > 0
-        return original(*args, **kwargs)
 
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""

@@ -106,8 +106,10 @@ class Network:
         passes, wire = _passes(kind), self._wire(kind, nbytes, size)
         if nodes == 1:
             return self._by_library(kind, nbytes, size) or self._inside(kind, wire, size, passes)
-        if kind == "send_recv":
-            return self._to_next_node(wire)
+        if kind == "send_recv":  # the slowest hop: between nodes, by one GPU's share of the NICs
+            nic, bandwidth = self.profile.nic, self._node_bandwidth(1, 1)
+            hops = (each.nic_hop_us * 1e-6 + wire / each.carries(bandwidth) for each in nic.protocols)
+            return nic.base_us * 1e-6 + min(hops)
         ring = self._ring(kind, wire, size, nodes, passes)
         if kind in ("all_reduce", "barrier"):
             return min(ring, self._tree(nbytes, size, nodes))
@@ -148,13 +150,6 @@ class Network:
             + wire / protocol.carries(bandwidth)
             for protocol in nic.protocols
             if protocol.gathers or kind not in _GATHERS
-        )
-
-    def _to_next_node(self, wire: float) -> float:
-        """Return seconds of a ring's slowest hop, between nodes: over one GPU's share of the NICs."""
-        nic, bandwidth = self.profile.nic, self._node_bandwidth(1, 1)
-        return nic.base_us * 1e-6 + min(
-            each.nic_hop_us * 1e-6 + wire / each.carries(bandwidth) for each in nic.protocols
         )
 
     def _tree(self, nbytes: int, size: int, nodes: int) -> float:

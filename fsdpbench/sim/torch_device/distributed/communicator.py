@@ -101,8 +101,11 @@ class Communicator(Membership):
         nbytes = sum(call.nbytes for call in calls)
         kind, members = calls[0].kind, len(calls)
         if kind in ("send", "recv"):
-            refuse_unlike_neighbours(calls, self._rank_in_group, self._group_size)
-            kind, members = "send_recv", len(inputs)
+            sent, received = (
+                [(call.opts, call.nbytes) for call in calls if call.kind == each] for each in ("send", "recv")
+            )
+            refuse_unlike_neighbours(sent, received, self._rank_in_group, self._group_size)
+            kind, members, nbytes = "send_recv", len(sent), nbytes // 2
         return self.call(Collective(kind, nbytes, inputs, outputs, members=members))
 
     def call(self, what: Collective) -> Work:

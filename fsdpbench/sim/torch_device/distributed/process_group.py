@@ -7,6 +7,7 @@ ranks all are alike: so many bytes of this kind, from these tensors into those. 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -158,17 +159,14 @@ class SimProcessGroup(Communicator):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Work:
-        """Send to a neighbour, as part of a batch. Raises `NotImplementedError` outside of one."""
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0, kind: str = "send") -> Work:
+        """Send to a rank, or receive, in a batch. Raises `NotImplementedError` outside of one."""
         if self._coalesced is None:
             refuse_point_to_point()
-        return self.call(Collective("send", total_bytes(*tensors), tensors, [], rank))
+        given, taken = (tensors, []) if kind == "send" else ([], tensors)
+        return self.call(Collective(kind, total_bytes(*tensors), given, taken, rank))
 
-    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Work:
-        """Receive from a neighbour, as part of a batch. Raises `NotImplementedError` outside of one."""
-        if self._coalesced is None:
-            refuse_point_to_point()
-        return self.call(Collective("recv", 0, [], tensors, rank))
+    recv = functools.partialmethod(send, kind="recv")
 
 
 def register_backend() -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -90,18 +89,14 @@ def refuse_point_to_point() -> NoReturn:
     )
 
 
-def refuse_unlike_neighbours(calls: Sequence[Any], rank: int, ranks: int) -> None:
-    """Raise unless all ranks can call as this one: it receives from the rank k behind what it sends to the
-    one k ahead, or from the same rank."""
-    to, behind, same = (
-        Counter((place(call.opts), each.numel(), each.dtype) for call in calls for each in tensors(call))
-        for place, tensors in (
-            (lambda peer: (peer - rank) % ranks, lambda call: call.inputs),
-            (lambda peer: (rank - peer) % ranks, lambda call: call.outputs),
-            (lambda peer: (peer - rank) % ranks, lambda call: call.outputs),
-        )
-    )
-    if to not in (behind, same):
+def refuse_unlike_neighbours(
+    sent: Sequence[tuple[int, int]], received: Sequence[tuple[int, int]], rank: int, ranks: int
+) -> None:
+    """Raise unless all ranks can call as this one: the rank k behind sends it what it sends to the one k
+    ahead, or those that it sends to send as much back. Of each message: the other rank, bytes."""
+    ahead = sorted(((other - rank) % ranks, nbytes) for other, nbytes in sent)
+    behind = sorted(((rank - other) % ranks, nbytes) for other, nbytes in received)
+    if ahead != behind and sorted(sent) != sorted(received):
         refuse_point_to_point()
 
 
