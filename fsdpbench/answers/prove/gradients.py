@@ -73,6 +73,10 @@ def compare(pair: Pair) -> Compared:
     weights = weights_of(rank.held for rank in steps[0].sharded)
     apart = "ranks begin with different weights"
     found.add(steps[0], {name: apart for name, each in weights.items() if each.apart})
+    if found.findings and any(rank.splits for rank in steps[0].sharded):
+        raise CannotJudgeError(
+            "ranks begin with different weights, and split the model by the script's own hand"
+        )
     if found.findings:
         return found
     read = [{rank.inputs for rank in step.sharded} for step in steps]

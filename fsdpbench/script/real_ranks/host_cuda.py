@@ -90,6 +90,7 @@ def map_host(notes: set[str]) -> None:
     around_init(DataLoader, functools.partial(_without, _ALONE))
     around_init(DistributedDataParallel, functools.partial(_without, _DEVICES))
     around_fsdp1(lambda module, kwargs: kwargs.update(device_id=torch.device(_HOST)))
+    patch("check_synced_states", lambda original: _nothing)
     around(FSDPModule, "set_gradient_divide_factor", _summing)
     around(torch.amp.GradScaler, "__init__", _naming_host)
     torch.compiler.set_stance("force_eager")  # a compiler for the CPU would take minutes
@@ -118,6 +119,7 @@ def map_gpus() -> None:
         if inspect.isfunction(function) and not name.startswith("_"):
             replace(torch.cuda, **{name: _answering(answers.get(name, 0))})
     replace(torch.cuda, Stream=_Stream, Event=_Stream, device=_answering(contextlib.nullcontext()))
+    replace(torch.cuda, make_graphed_callables=lambda callables, *args, **kwargs: callables)
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, **{name: _nothing})
     replace(torch.cuda.nvtx, range=_answering(contextlib.nullcontext()))

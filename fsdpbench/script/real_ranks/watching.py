@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +66,8 @@ class StepRecord:
     aliases: Mapping[str, str] = field(default_factory=dict)
     reduces: bool = False
     """Whether an optimizer has called a reduction in its step, until now."""
+    splits: bool = False
+    """Whether the script itself called an all-to-all in a backward, or a reduction among some ranks."""
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -95,7 +98,6 @@ class Watch:
         self._begins, self._steps = True, False
         self._frozen: Mapping[str, Held] = {}
         self._stepping = self._reduces = False
-        self._exchanges = False
         for name in (*_REDUCTIONS, *_EXCHANGES):
             around(dist, name, self._calling)
         around(torch.autograd, "backward", self._around_backward)
@@ -135,7 +137,9 @@ class Watch:
 
     def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._reduces |= self._stepping
-        self._exchanges |= self._depth > 0 and original.__name__ in _EXCHANGES
+        part = kwargs.get("group") is not None and kwargs["group"].size() < dist.get_world_size()
+        if self._depth and (part or original.__name__ in _EXCHANGES):
+            self.record.splits |= self._own_files.has(sys._getframe(2).f_code.co_filename)
         return original(*args, **kwargs)
 
     def _optimized(self) -> set[int]:
@@ -245,8 +249,8 @@ class ShardedWatch(Watch):
             if wrapped := wrappers.of(held.identity):
                 found[name] = Wrapping(wrapped.place.short, f"wrapped by {wrapped.api}")
             elif ignoring := wrappers.ignoring(held.identity):
-                if self._exchanges and held.trains:
-                    raise NotComparedError("expert parallelism by hand")
+                if self.record.splits and held.trains:
+                    raise NotComparedError("parallelism by hand of parameters that a wrapper ignores")
                 found[name] = Wrapping(ignoring.place.short, f"{ignoring.api} ignores them")
         return dict(found)
 
