@@ -73,11 +73,8 @@ def compare(pair: Pair) -> Compared:
     weights = weights_of(rank.held for rank in steps[0].sharded)
     apart = "ranks begin with different weights"
     found.add(steps[0], {name: apart for name, each in weights.items() if each.apart})
-    if found.findings and any(rank.splits for rank in steps[0].sharded):
-        raise CannotJudgeError(
-            "ranks begin with different weights, and split the model by the script's own hand"
-        )
     if found.findings:
+        steps[0].require_whole_model()
         return found
     read = [{rank.inputs for rank in step.sharded} for step in steps]
     if pair.sharded.ranks > 1 and all(len(each) == 1 and each != {""} for each in read):
@@ -138,6 +135,11 @@ class _Step:
                     f"rank {rank} reads other data with sharding than without, in step {self.index + 1}: "
                     "seed the loader by itself, as DistributedSampler(seed=...) does"
                 )
+
+    def require_whole_model(self) -> None:
+        """Raise `CannotJudgeError` if the script itself splits its model among ranks."""
+        if any(rank.splits for rank in self.sharded):
+            raise CannotJudgeError("the script itself splits its model among ranks, whose weights differ")
 
     def known(self, name: str) -> Known:
         """Return the reference of a parameter."""

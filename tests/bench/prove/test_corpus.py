@@ -94,14 +94,6 @@ for each in model.parameters():
     )
 """
     + TRAIN,
-    "an optimizer whose forward follows another's step": """
-optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in model]
-model = nn.parallel.DistributedDataParallel(model)
-for step in range(5):
-    for optimizer in optimizers:
-        model(torch.ones(2, 4) + dist.get_rank()).sum().backward()
-        optimizer.step()
-""",
 }
 
 

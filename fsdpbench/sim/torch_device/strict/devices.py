@@ -166,8 +166,8 @@ def _masked(arguments: Arguments) -> None:
 
 
 def _not_here(arguments: Arguments) -> None:
-    """Accept copies between devices, operators that look only at shapes, CTC's lengths of the host, and
-    convolutions, which compare types (`dtypes.py`), and so devices."""
+    """Accept copies between devices, operators that look only at shapes, and convolutions, which compare
+    types (`dtypes.py`), and so devices."""
 
 
 _OWN_RULES: dict[str, Callable[[Arguments], None]] = {
@@ -178,8 +178,7 @@ _OWN_RULES: dict[str, Callable[[Arguments], None]] = {
     ),
     "masked_fill": _masked,
     **dict.fromkeys(
-        ("_ctc_loss", "convolution", "copy", "_foreach_copy", "is_same_size", "_has_same_storage_numel"),
-        _not_here,
+        ("convolution", "copy", "_foreach_copy", "is_same_size", "_has_same_storage_numel"), _not_here
     ),
 }
 
