@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.cuda.memory
 import torch.cuda.nccl
 import torch.cuda.nvtx
 import torch.distributed as dist
@@ -115,9 +116,10 @@ def map_gpus() -> None:
         "mem_get_info": (_Properties.total_memory, _Properties.total_memory),
         "memory_stats": collections.defaultdict(int), "memory_summary": "",
     }  # fmt: skip
-    for name, function in vars(torch.cuda).copy().items():
-        if inspect.isfunction(function) and not name.startswith("_"):
-            replace(torch.cuda, **{name: _answering(answers.get(name, 0))})
+    for module, private in ((torch.cuda, "_"), (torch.cuda.memory, "__")):
+        for name, function in vars(module).copy().items():
+            if inspect.isfunction(function) and not name.startswith(private):
+                replace(module, **{name: _answering(answers.get(name, 0))})
     replace(torch.cuda, Stream=_Stream, Event=_Stream, device=_answering(contextlib.nullcontext()))
     replace(torch.cuda, make_graphed_callables=lambda callables, *args, **kwargs: callables)
     for name in ("range_push", "range_pop", "mark"):
@@ -157,8 +159,7 @@ def _map_distributed(replacements: Replacements) -> None:
 
 
 def _start(there: dict[str, str], original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
-    """Call `init_process_group` with the ranks that are `there`, however the script would let them
-    meet. Raises `OneNodeError` for those of one node alone."""
+    """Call `init_process_group` for the ranks that are `there`. Raises `OneNodeError` for one node's."""
     asked = str(dict(zip(("world_size", "rank"), args[3:5], strict=False), **kwargs).get("world_size", -1))
     asked = os.environ["WORLD_SIZE"] if asked == "-1" else asked
     if asked != there["WORLD_SIZE"]:

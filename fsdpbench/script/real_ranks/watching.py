@@ -185,9 +185,12 @@ class Watch:
         self._stepping, self._random = True, torch.get_rng_state()
         if self._depth:
             raise NotComparedError("an optimizer that steps in backward")
-        if optimizer is not self._leading and (self._begins or self._steps):
-            return  # after the leading one, or inside of it
-        self._leading, self._steps = optimizer, True  # with a forward of its own, it makes a step of its own
+        self._leading = self._leading or optimizer
+        if optimizer is not self._leading:
+            if self._begins or self._steps:  # after the leading one, or inside of it
+                return
+            raise NotComparedError("an optimizer whose forward follows another's step")
+        self._steps = True
         held = self.held()
         self.record.held = {**(self.record.held or held), **self._frozen}
         self.record.clipped = {name: each.gradient for name, each in held.items()}

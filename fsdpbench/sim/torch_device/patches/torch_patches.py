@@ -293,11 +293,8 @@ def _with_ranks_that_are_there(
 
 
 def _without_graphs(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
-    """Wrap DDP's constructor: leave out arguments for which its C++ needs pinned memory of the device, and
-    which change no step whose parameters are all used.
-
-    It keeps the nodes that accumulate gradients.
-    """
+    """Wrap DDP's constructor: it leaves out flags for which its C++ needs pinned memory of the device (they
+    change no step that uses all parameters), and keeps the nodes that accumulate gradients."""
 
     @functools.wraps(init)
     def construct(self: Any, module: Any, *args: Any, **options: Any) -> None:
