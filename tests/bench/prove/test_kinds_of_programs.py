@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.answers.prove.parts import Request, prove
+from fsdpbench.answers.prove.real_runs import run_ranks
 from fsdpbench.answers.prove.verdict import Part, PartVerdict, Verdict
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.launch import fork_server
+from fsdpbench.script.real_ranks.rank import Task, Way
 
 HEAD = """
 import os, torch, torch.distributed as dist
@@ -131,20 +134,25 @@ for step in range(5):
 """
 
 
-def gradients_of(text: str, folder: Path, ranks: int = 2) -> PartVerdict:
-    """Compare the gradients of a script on real ranks."""
+def config_of(text: str, folder: Path) -> Config:
+    """Return the configuration of a script, which is written to `folder`."""
     script = folder / "train.py"
     script.write_text(HEAD + text)
     fork_server.start("cpu")
     config = script_config({"script": script, "gpus": "4"}, ())
     assert config is not None
-    (found,) = prove(Request(config, frozenset({Part.GRADIENTS}), (ranks,))).parts
+    return config
+
+
+def gradients_of(text: str, folder: Path, ranks: int = 2) -> PartVerdict:
+    """Compare the gradients of a script on real ranks."""
+    (found,) = prove(Request(config_of(text, folder), frozenset({Part.GRADIENTS}), (ranks,))).parts
     return found
 
 
-def test_a_spawned_program_is_compared(tmp_path: Path) -> None:
-    found = gradients_of(RIGHT["spawned"], tmp_path)
-    assert found.verdict is Verdict.OK, found
+def test_a_spawned_program_runs_on_all_ranks(tmp_path: Path) -> None:
+    run = run_ranks(config_of(RIGHT["spawned"], tmp_path), tmp_path / "run", 2, 60.0, Task(Way.SHARDED, 1))
+    assert run.steps and not run.failure
 
 
 @pytest.mark.campaign
