@@ -152,7 +152,8 @@ def gradients_of(text: str, folder: Path, ranks: int = 2) -> PartVerdict:
 
 def test_a_spawned_program_runs_on_all_ranks(tmp_path: Path) -> None:
     run = run_ranks(config_of(RIGHT["spawned"], tmp_path), tmp_path / "run", 2, 60.0, Task(Way.SHARDED, 1))
-    assert run.steps and not run.failure
+    assert run.steps
+    assert not run.failure
 
 
 @pytest.mark.campaign
