@@ -123,20 +123,3 @@ def test_whole_numbers_are_computed_beside(run_probe: RunScript) -> None:
         """
     )
     assert run.result["status"] == "ok", run.cause
-
-
-def test_counts_that_are_added_over_ranks_stay_known(run_probe: RunScript) -> None:
-    run = run_probe(
-        """
-        import torch.distributed as dist
-        dist.init_process_group("nccl")
-        counts = torch.tensor([3, 40], device="cuda")
-        dist.all_reduce(counts)
-        assert counts.tolist() == [3 * dist.get_world_size(), 40 * dist.get_world_size()]
-        assert int(counts[0]) / int(counts[1]) == 3 / 40
-        dist.all_reduce(counts[:1])
-        assert counts.tolist() == [0, 0]  # a part of them: unknown
-        train(2)
-        """
-    )
-    assert run.result["status"] == "ok", run.cause

@@ -272,14 +272,9 @@ def follow_collective(
     known = [known_of(tensor) if is_on_device(tensor) else None for tensor in inputs]
     same = known[0] if known and all(each == known[0] for each in known) else None
     for output in outputs:
-        listed = choice_of(output) if inputs is outputs else None
-        if isinstance(listed, Listed) and kind == "broadcast":
+        if kind == "broadcast" and inputs is outputs and isinstance(choice_of(output), Listed):
             continue  # it is what is sent
         if same is None:
-            summed = kind == "all_reduce" and reduction == dist.ReduceOp.SUM
-            if summed and isinstance(listed, Listed) and output.numel() == listed.values.numel():
-                mark(output, Listed(listed.values * size))
-                continue
             forget(record_of(output.untyped_storage()))
             continue
         value = same.value
