@@ -14,6 +14,7 @@ import pickle
 import runpy
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -160,11 +161,14 @@ def is_only_printed(frame: FrameType) -> bool:
 @functools.cache
 def _shown_at(code: CodeType, instruction: int, texts: bool) -> bool:
     place = list(code.co_positions())[instruction // 2]
+    return bool(_shown(_parsed(code), place, shown=False, texts=texts))
+
+
+def _parsed(code: CodeType) -> ast.AST:
     try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+        return ast.parse("".join(linecache.getlines(code.co_filename)))
     except (SyntaxError, ValueError):
-        return False
-    return bool(_shown(tree, place, shown=False, texts=texts))
+        return ast.Module([], [])
 
 
 def _shown(node: ast.AST, place: tuple[Any, ...], *, shown: bool, texts: bool) -> bool | None:
@@ -186,7 +190,34 @@ def _shown(node: ast.AST, place: tuple[Any, ...], *, shown: bool, texts: bool) -
     return None
 
 
-def _place(node: ast.expr) -> tuple[Any, ...]:
+@functools.cache
+def passing(code: CodeType, instruction: int) -> bool | None:
+    """Return the truth at an instruction by which a program passes its own check (`assert ok.all()`,
+    `if not ok.all(): raise`); None if it checks nothing there."""
+    place = list(code.co_positions())[instruction // 2]
+    for node in ast.walk(_parsed(code)):
+        raises = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise)
+        if isinstance(node, ast.Assert | ast.If) and (raises or isinstance(node, ast.Assert)):
+            whole = place in (_place(node), _place(node.test))  # Python 3.11 knows no more of an operand
+            operands = _operands(node.test, not raises)
+            found = {truth for each, truth in operands if whole or _place(each) == place}
+            if found:
+                return found.pop() if len(found) == 1 else None
+    return None
+
+
+def _operands(node: ast.expr, truth: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """Yield the operands of `not`, `and` and `or` in a condition, and which truth lets it be `truth`."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield from _operands(node.operand, not truth)
+    elif isinstance(node, ast.BoolOp):
+        for each in node.values:
+            yield from _operands(each, truth)
+    else:
+        yield node, truth
+
+
+def _place(node: ast.expr | ast.stmt) -> tuple[Any, ...]:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 

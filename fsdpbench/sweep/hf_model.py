@@ -53,7 +53,8 @@ def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
         found = translate(content, towers=bool(shape.pop("towers", False)))
     except WorkloadError as error:
         raise UsageError(f"{file}: {error}") from None
-    done["model"] = HF_PREFIX + _plain(f"{name}{changed}")
+    plain = re.sub(r"[^A-Za-z0-9._+=/-]", "-", f"{name}{changed}")[:_LONGEST_NAME].strip("/")
+    done["model"] = HF_PREFIX + (plain or "model")
     done["shape"] = {"family": found.family, **found.values, **shape}
     if given.get("keep_content"):
         if shape:
@@ -92,10 +93,6 @@ def _name_of(file: Path) -> str:
     if folder.parent.name == _SNAPSHOTS:
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     return folder.name
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+=/-]", "-", name)[:_LONGEST_NAME].strip("/") or "model"
 
 
 def _cached_file(name: str) -> Path:

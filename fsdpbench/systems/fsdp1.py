@@ -41,10 +41,12 @@ class _FlatParameterSystem(base.System):
         if settings.keep_last_unsharded:
             kept = "SHARD_GRAD_OP" if settings.strategy == "FULL_SHARD" else "_HYBRID_SHARD_ZERO2"
             special[units[0]] = {"sharding_strategy": fsdp.ShardingStrategy[kept]}
+        prefetch = fsdp.BackwardPrefetch
+        prefetches = {"pre": prefetch.BACKWARD_PRE, "post": prefetch.BACKWARD_POST}
         arguments = {
             "sharding_strategy": fsdp.ShardingStrategy[settings.strategy],
             "auto_wrap_policy": fsdp.CustomPolicy(lambda module: special.get(module, False)),
-            "backward_prefetch": _prefetch(fsdp, settings.backward_prefetch),
+            "backward_prefetch": prefetches.get(settings.backward_prefetch or "none"),
             "mixed_precision": _mixed_precision(fsdp, config),
             "device_id": context.device,
             "use_orig_params": True,
@@ -146,12 +148,6 @@ class TorchFsdp1(_FlatParameterSystem):
             "forward_prefetch": bool(settings.forward_prefetch),
             "use_orig_params": software_of(config).fsdp1.use_orig_params,
         }
-
-
-def _prefetch(fsdp: Any, value: str | None) -> Any:
-    return {"pre": fsdp.BackwardPrefetch.BACKWARD_PRE, "post": fsdp.BackwardPrefetch.BACKWARD_POST}.get(
-        value or "none"
-    )
 
 
 def _mixed_precision(fsdp: Any, config: Config) -> Any:

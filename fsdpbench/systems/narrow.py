@@ -166,7 +166,8 @@ def gather_narrowly(model: nn.Module) -> None:
 @torch.no_grad()
 def scale_weights(model: nn.Module) -> None:
     """Find the scales of all weights that are gathered in fp8, in one all-reduce of their magnitudes."""
-    weights: list[Any] = [parameter for parameter in model.parameters() if _is_narrow(parameter)]
+    every: list[Any] = list(model.parameters())
+    weights = [each for each in every if isinstance(getattr(each, "_local_tensor", None), NarrowlyGathered)]
     if not weights:
         return
     shards: list[Any] = [weight._local_tensor for weight in weights]
@@ -176,10 +177,6 @@ def scale_weights(model: nn.Module) -> None:
     scales = scale_of(_of_all(magnitudes, group), E4M3)
     for shard, scale in zip(shards, scales.unbind(), strict=True):
         shard.scale = scale
-
-
-def _is_narrow(parameter: Any) -> bool:
-    return isinstance(getattr(parameter, "_local_tensor", None), NarrowlyGathered)
 
 
 def _magnitude(x: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ class GradientReturns:
             event = back.record()
         self._keep(gradient, event)
         self._on_the_way.append((partial(unit.presentation.deliver, host, which, offsets), event))
-        while self._on_the_way and _passed(self._on_the_way[0][1]):
+        while self._on_the_way and ((first := self._on_the_way[0][1]) is None or first.query()):
             arrived, _ = self._on_the_way.popleft()
             arrived()
 
@@ -163,7 +163,3 @@ class GradientReturns:
             # Whichever of the two made it gets its memory back, after the copy to the host.
             self._streams.reduce_scatter.wait(event)
             self._streams.all_reduce.wait(event)
-
-
-def _passed(event: Event | None) -> bool:
-    return event is None or event.query()

@@ -398,7 +398,9 @@ def read_log(text: str) -> OomReport | None:
     if (width := _width(plain)) is not None:
         tried.append(_Text.of(plain, width))
     read = [(each, find_messages(each.joined)) for each in tried]
-    content, messages = max(read, key=lambda each: _figures(each[1]))
+    content, messages = max(
+        read, key=lambda each: sum(1 + sum(x is not None for x in one.to_dict().values()) for one in each[1])
+    )
     if not messages:
         return None
     best = max(message.weight for message in messages)
@@ -421,11 +423,6 @@ def read_log(text: str) -> OomReport | None:
         frames[-1] if frames else None,
         tuple(sorted({each.source for each in messages} - {message.source, "driver", "SIGKILL"})),
     )
-
-
-def _figures(messages: list[OomMessage]) -> int:
-    """Return how many messages there are, and figures in them."""
-    return len(messages) + sum(each is not None for one in messages for each in one.to_dict().values())
 
 
 def _around_hints(text: str) -> str:

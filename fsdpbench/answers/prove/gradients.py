@@ -74,6 +74,7 @@ def compare(pair: Pair) -> Compared:
     apart = "ranks begin with different weights"
     found.add(steps[0], {name: apart for name, each in weights.items() if each.apart})
     if found.findings:
+        steps[0].require_whole_model()
         return found
     read = [{rank.inputs for rank in step.sharded} for step in steps]
     if pair.sharded.ranks > 1 and all(len(each) == 1 and each != {""} for each in read):
@@ -109,6 +110,8 @@ class _Step:
         self.index = index
         self.sharded, self.after = pair.sharded.records(index), pair.sharded.records(index + 1)
         self.reference, self.updated = pair.reference.records(index), pair.reference.updated(index + 1)
+        self.reduces = any(each.reduces for each in self.after)
+        """Whether optimizers reduce gradients in their steps: then weights show what they read."""
         self.scale = 1.0 if pair.summed else 1 / pair.sharded.ranks
         first = self.reference[0] if self.reference else StepRecord({})
         self.first, self.mean = first, first.mean
@@ -132,6 +135,11 @@ class _Step:
                     f"rank {rank} reads other data with sharding than without, in step {self.index + 1}: "
                     "seed the loader by itself, as DistributedSampler(seed=...) does"
                 )
+
+    def require_whole_model(self) -> None:
+        """Raise `CannotJudgeError` if the script itself splits its model among ranks."""
+        if any(rank.splits for rank in self.sharded):
+            raise CannotJudgeError("the script itself splits its model among ranks, whose weights differ")
 
     def known(self, name: str) -> Known:
         """Return the reference of a parameter."""
@@ -180,7 +188,7 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
     if len(present) < len(pieces):
         some = f"on {len(pieces) - len(present)} of {len(pieces)} ranks" if present else "on any rank"
         return f"no gradient {some}" if float(known.bound.norm()) > 0 else ""
-    if is_right(present, known) or not bool(torch.isfinite(known.mean).all()):
+    if step.reduces or is_right(present, known) or not bool(torch.isfinite(known.mean).all()):
         return ""
     later = step.read_gradients(name)
     if len(later) == len(pieces) and not _alike(later, present):
@@ -231,7 +239,7 @@ def _losses(step: _Step) -> _Faults:
 
 def _clipping(step: _Step) -> _Faults:
     ratios: dict[str, float] = {}
-    for name in step.mean:
+    for name in step.mean if not step.reduces else ():
         got, right = step.read(name), (step.first.clipped or {}).get(name)
         if got is None or right is None:
             continue
@@ -250,7 +258,8 @@ def _updates(step: _Step) -> _Faults:
     now, after = (weights_of(rank.held for rank in each) for each in (step.sharded, step.after))
     faults: dict[str, str] = {}
     for name in sorted(step.updated.keys() & after.keys() & now.keys()):
-        trains = step.first.held[name].trains or name not in step.sharded[0].optimized
+        untouched = name not in step.sharded[0].optimized or step.read(name) is None
+        trains = step.first.held[name].trains or untouched
         if what := _update(step.updated[name], now[name], after[name], trains):
             faults[name] = what
     return faults

@@ -91,7 +91,7 @@ def run_pair(config: Config, folder: Path, ranks: int, timeout_s: float, summed:
     if not sharded.steps and not sharded.is_to_blame:
         raise CannotJudgeError(sharded.failure or "the script took no optimizer step")
     for step in range(sharded.steps):
-        _write_weights(sharded.records(step), weights / f"step{step}.pt")
+        _write_weights(sharded.records(step), sharded.records(step + 1), weights / f"step{step}.pt")
     if summed is None:
         summed = _is_summed(config, folder, sharded, weights, timeout_s)
     scale = 1.0 if summed else 1 / ranks
@@ -125,12 +125,13 @@ def run_ranks(config: Config, folder: Path, ranks: int, timeout_s: float, task: 
     )
 
 
-def _write_weights(records: list[StepRecord], path: Path) -> None:
-    """Write the whole weights of a step, and the gradients that its optimizer read, for the reference."""
+def _write_weights(records: list[StepRecord], after: list[StepRecord], path: Path) -> None:
+    """Write the whole weights of a step, and the gradients that its optimizer read, for the reference; and,
+    by the records `after` it, whether it reduced them."""
     weights = {name: each.values for name, each in weights_of(rank.held for rank in records).items()}
     read = {name: whole((rank.clipped or {}).get(name) for rank in records) for name in records[0].held}
     clipped = {name: each.values for name, each in read.items() if each is not None}
-    keep({"weights": weights, "clipped": clipped}, path)
+    keep({"weights": weights, "clipped": clipped, "reduces": any(each.reduces for each in after)}, path)
 
 
 def _is_summed(config: Config, folder: Path, sharded: RealRun, weights: Path, timeout_s: float) -> bool:

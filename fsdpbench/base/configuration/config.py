@@ -138,7 +138,8 @@ class Config:
         that is too long ends in a hash of what was cut off."""
         jitter = [] if self.jitter is None else [f"jitter-{self.jitter.seed}"]
         jitter += ["sanitized"] if self.sanitize else []
-        jitter += [] if self.software is None else [_of_software(self.software)]
+        if self.software is not None:
+            jitter.append(f"software-{re.sub(r'[^A-Za-z0-9.-]', '-', Path(self.software).stem)}")
         jitter += [] if self.soak is None else [f"soak-{self.soak.steps}"]
         jitter += [] if self.gpus_used_per_node is None else [f"used-{self.gpus_used_per_node}-a-node"]
         if self.script is not None:
@@ -213,10 +214,6 @@ _LONGEST_NAME = 120
 """A folder's name may have 255 characters, of which key, run and `.work-` take some."""
 _HASH_LENGTH = 8
 _NAMED_ALWAYS = {"wrap", "backward_prefetch", "limit_all_gathers", "param_dtype", "seq"}
-
-
-def _of_software(software: str) -> str:
-    return f"software-{re.sub(r'[^A-Za-z0-9.-]', '-', Path(software).stem)}"
 
 
 def _cut(name: str) -> str:

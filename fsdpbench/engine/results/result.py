@@ -90,7 +90,9 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
     """Return the result of the records and traces in `folder`; all of it but `bench`."""
     records = read_records(folder)
     figures: dict[str, object] = {**nothing()}
-    has_figures = outcome.status in (Status.OK, Status.RACE) or _was_measured(config, records)
+    # A later failure takes nothing from what was measured of a script before.
+    measured = config.script is not None and bool(records) and bool(records[0].step_times_s)
+    has_figures = outcome.status in (Status.OK, Status.RACE) or measured
     if has_figures:
         # A script may end before tracing begins.
         traced = config.measurement.traced_steps > 0 and not (config.script and not records[0].trace)
@@ -128,11 +130,6 @@ def _has_compiled(config: Config, record: RankRecord) -> bool:
     """Return what was asked for, unless the compiler is known to have made no graph of what ran."""
     made = record.compilation
     return bool(config.settings.compile) and not (record.step_times_s and made and not compiled_graphs(made))
-
-
-def _was_measured(config: Config, records: list[RankRecord]) -> bool:
-    """Return whether a script has figures: a later failure takes nothing from what was measured before."""
-    return config.script is not None and bool(records) and bool(records[0].step_times_s)
 
 
 def not_applicable_result(config: Config, reasons: dict[str, str]) -> Result:

@@ -133,23 +133,18 @@ def _summary(outcomes: Sequence[Outcome]) -> Table:
             str(len(each.points)),
             f"{counts[Verdict.HOLDS]} of {len(each.claims) - counts[Verdict.TAKEN]}" if each.claims else "",
             percent(each.mean_error),
-            _range_of(each.mean_errors),
+            f"{percent(min(errors), 0)} to {percent(max(errors), 0)}" if len(errors) > 1 else "",
             percent(each.worst_error),
             "" if not each.points else "not in full" if each.figure.is_open else "yes",
         )
         for each in outcomes
-        for counts in [counted([each])]
+        for counts, errors in [(counted([each]), each.mean_errors)]
     )
     columns = (
         *("figure", "of", "points", "claims that hold", "mean error", "under other settings", "worst"),
         "settings published",
     )
     return Table(columns, rows)
-
-
-def _range_of(errors: Sequence[float]) -> str:
-    """Mean errors under all plausible settings."""
-    return f"{percent(min(errors), 0)} to {percent(max(errors), 0)}" if len(errors) > 1 else ""
 
 
 def chart_of(outcome: Outcome) -> Chart | None:

@@ -35,6 +35,7 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     replacements.wrap(dist, "new_group", passing_to(_without_backend))
     replacements.wrap(dist, "new_subgroups", passing_to(_without_backend))
     replacements.wrap(dist, "new_subgroups_by_enumeration", passing_to(_without_backend))
+    replacements.wrap(dist, "batch_isend_irecv", passing_to(_batched))
     replacements.wrap(dist, "get_backend", passing_to(_called_as_asked))
     replacements.wrap(dist, "get_backend_config", passing_to(_configured_as_asked))
     replacements.wrap(dist, "monitored_barrier", lambda monitored: _barrier)
@@ -93,6 +94,14 @@ def _without_backend(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
         made.asked_backend = dist.group.WORLD.asked_backend
         made.takes_host = dist.group.WORLD.takes_host
     return made
+
+
+def _batched(function: Callable[..., Any], p2p_op_list: list[dist.P2POp]) -> list[Any]:
+    """Call `batch_isend_irecv`, which batches only in groups of C++."""
+    group: Any = p2p_op_list[0].group
+    group._start_coalescing(None)
+    function(p2p_op_list)
+    return [group._end_coalescing(None)]
 
 
 def _called_as_asked(function: Callable[..., Any], group: Any = None, *args: Any, **kwargs: Any) -> str:

@@ -37,7 +37,10 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
         "getDefaultStream": lambda device: _NUMBERS(cuda.default_stream(device)),
         "setStream": lambda stream_id, **_: cuda.set_stream(cuda.Stream(stream_id=stream_id)),
         "sleep": partial(_spin, accelerator),
-        **{name: partial(_call, public) for name, public in table["public"].items()},
+        **{
+            name: partial(lambda find, *args, **kwargs: find(cuda)(*args, **kwargs), attrgetter(public))
+            for name, public in table["public"].items()
+        },
         **{name: partial(lambda name, *_: kept[name], name) for name in kept},
         **{put: partial(lambda name, to, *_: kept.update({name: to}), name) for name, (put, _) in pairs},
         **{name: partial(lambda answer, *_: answer, answer) for name, answer in table["answers"].items()},
@@ -48,10 +51,6 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
 
 
 _NUMBERS = attrgetter("stream_id", "device_index", "device_type")
-
-
-def _call(public: str, *args: Any, **kwargs: Any) -> Any:
-    return attrgetter(public)(torch.cuda)(*args, **kwargs)
 
 
 def _spin(accelerator: Accelerator, cycles: int) -> None:

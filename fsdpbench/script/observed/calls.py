@@ -234,7 +234,8 @@ class Wrappers:
         if mesh is None and isinstance(group, tuple):
             shape = tuple(dist.get_world_size(each) for each in reversed(group))
         else:
-            shape = tuple(mesh.shape) if mesh is not None else (_size(group),)
+            size = dist.get_world_size(group) if dist.is_initialized() else 1
+            shape = (size,) if mesh is None else tuple(mesh.shape)
         by = next((name for name in _IGNORED if arguments.get(name)), "")
         ignored = frozenset(map(id, _parameters(arguments.get(by))))
         for each in module if isinstance(module, list | tuple) else [module]:
@@ -279,10 +280,6 @@ class Wrappers:
 def _names(constructor: Any) -> list[str]:
     """Return the names of a constructor's parameters behind the module that it wraps."""
     return list(inspect.signature(constructor).parameters)[2:]
-
-
-def _size(group: Any) -> int:
-    return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
 def _parameters(ignored: Any) -> Iterator[Any]:

@@ -298,13 +298,12 @@ class Arrivals:
 
     def arrive(self, count: Count) -> None:
         """Link the files that rank 0 had written before it called as much as this rank has called by now."""
-        still = []
-        for path, then in self._waiting:
+        waiting, self._waiting = self._waiting, []  # the thread of a checkpoint calls too
+        for path, then in waiting:
             if count[0] > then[0] or count[1] > then[1]:
                 self._overlay.link(self._root + path, path)
             else:
-                still.append((path, then))
-        self._waiting = still
+                self._waiting.append((path, then))
 
     def _found(self, placed: Mapping[str, Count]) -> dict[str, Count]:
         """Return all files of rank 0's layer. One that came with its folder counts as the folder's first."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.cuda.memory
 import torch.cuda.nccl
 import torch.cuda.nvtx
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from fsdpbench.script.cuda.device_names import CUDA, map_amp, map_device_names
 from fsdpbench.script.cuda.distributed import map_starters
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.script.interposing import Arguments, around, around_fsdp1, around_init
+from fsdpbench.script.real_ranks.watching import NotComparedError
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 LONGEST_WAIT = datetime.timedelta(seconds=30)
@@ -84,13 +86,16 @@ def map_host(notes: set[str]) -> None:
     local_rank = int(os.environ["LOCAL_RANK"])
     map_device_names(replacements, local_rank, on_host=True)
     map_amp(replacements, _HOST)
-    _map_module(local_rank)
+    map_gpus()
     _map_distributed(replacements)
     around_init(DataLoader, functools.partial(_without, _ALONE))
     around_init(DistributedDataParallel, functools.partial(_without, _DEVICES))
     around_fsdp1(lambda module, kwargs: kwargs.update(device_id=torch.device(_HOST)))
+    patch("check_synced_states", lambda original: _nothing)
     around(FSDPModule, "set_gradient_divide_factor", _summing)
     around(torch.amp.GradScaler, "__init__", _naming_host)
+    torch.compiler.set_stance("force_eager")  # a compiler for the CPU would take minutes
+    torch.nn.SyncBatchNorm.convert_sync_batchnorm = functools.partial(_by_rank, notes)  # type: ignore[method-assign]
     for name in _DROPOUTS:
         around(torch.nn.functional, name, functools.partial(_without_dropout, notes, "p", 1))
     replacements.apply()
@@ -98,8 +103,9 @@ def map_host(notes: set[str]) -> None:
     around(torch.nn.functional, "scaled_dot_product_attention", attention)
 
 
-def _map_module(local_rank: int) -> None:
+def map_gpus() -> None:
     """Let the functions of `torch.cuda` answer for one GPU of the node; those of memory answer 0."""
+    local_rank = int(os.environ["LOCAL_RANK"])
     answers = {
         "is_available": True, "is_initialized": True, "is_bf16_supported": True,
         "is_current_stream_capturing": False, "device_count": int(os.environ["LOCAL_WORLD_SIZE"]),
@@ -110,10 +116,12 @@ def _map_module(local_rank: int) -> None:
         "mem_get_info": (_Properties.total_memory, _Properties.total_memory),
         "memory_stats": collections.defaultdict(int), "memory_summary": "",
     }  # fmt: skip
-    for name, function in vars(torch.cuda).copy().items():
-        if inspect.isfunction(function) and not name.startswith("_"):
-            replace(torch.cuda, **{name: _answering(answers.get(name, 0))})
+    for module, private in ((torch.cuda, "_"), (torch.cuda.memory, "__")):
+        for name, function in vars(module).copy().items():
+            if inspect.isfunction(function) and not name.startswith(private):
+                replace(module, **{name: _answering(answers.get(name, 0))})
     replace(torch.cuda, Stream=_Stream, Event=_Stream, device=_answering(contextlib.nullcontext()))
+    replace(torch.cuda, make_graphed_callables=lambda callables, *args, **kwargs: callables)
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, **{name: _nothing})
     replace(torch.cuda.nvtx, range=_answering(contextlib.nullcontext()))
@@ -123,6 +131,8 @@ def _map_module(local_rank: int) -> None:
         device_count=torch.cuda.device_count, is_available=torch.cuda.is_available, synchronize=_nothing,
         current_accelerator=_answering(torch.device(_HOST)), current_stream=torch.cuda.current_stream,
     )  # fmt: skip
+    replace(torch.version, cuda="12.8")
+    replace(torch.cpu, device_count=torch.cuda.device_count)  # which FSDP1 asks for the ranks of a node
     replace(dist, is_nccl_available=torch.cuda.is_available)
     replace(torch.cuda.nccl, version=_answering((2, 27, 3)), is_available=torch.cuda.is_available)
     replace(torch.Tensor, pin_memory=lambda tensor, device=None: tensor, record_stream=_nothing)
@@ -140,18 +150,45 @@ def _answering(answer: object) -> Callable[..., Any]:
 
 
 def _map_distributed(replacements: Replacements) -> None:
-    replacements.wrap(dist, "init_process_group", passing_to(functools.partial(_on_gloo, ("gloo",))))
-    replacements.wrap(dist, "new_group", passing_to(functools.partial(_on_gloo, ())))
+    there = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    replacements.wrap(dist, "init_process_group", passing_to(functools.partial(_start, there)))
+    replacements.wrap(dist, "new_group", passing_to(_on_gloo))
+    around(dist.Work, "get_future", _future)
     map_starters(replacements, int(os.environ["RANK"]))
     around(DeviceMesh, "__init__", _naming_host)
 
 
-def _on_gloo(gloo: tuple[str, ...], original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a maker of groups: they are gloo's, and wait for at most `LONGEST_WAIT`. `gloo` replaces the
-    first argument, if it has a name."""
+def _start(there: dict[str, str], original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    """Call `init_process_group` for the ranks that are `there`. Raises `OneNodeError` for one node's."""
+    asked = str(dict(zip(("world_size", "rank"), args[3:5], strict=False), **kwargs).get("world_size", -1))
+    asked = os.environ["WORLD_SIZE"] if asked == "-1" else asked
+    if asked != there["WORLD_SIZE"]:
+        if asked == str(torch.cuda.device_count()):
+            raise OneNodeError
+        raise NotComparedError(f"a script of {asked} ranks among {there['WORLD_SIZE']} (see --ranks)")
+    os.environ |= there
+    original("gloo", timeout=LONGEST_WAIT)
+
+
+class OneNodeError(BaseException):
+    """A script that starts as many processes as it finds GPUs: all ranks have to be on one node."""
+
+
+def _future(original: Callable[..., Any], work: dist.Work) -> Any:
+    """Return the future of a work; gloo has none for some, which is done then."""
+    try:
+        return original(work)
+    except RuntimeError:
+        work.wait()
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(None)
+        return future
+
+
+def _on_gloo(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a maker of groups: they are gloo's, and wait for at most `LONGEST_WAIT`."""
     kept = {name: value for name, value in kwargs.items() if name not in _BACKENDS}
-    first = gloo or args[:1]
-    return original(*first, **kept | {"timeout": LONGEST_WAIT})
+    return original(*args[:1], **kept | {"timeout": LONGEST_WAIT})
 
 
 def _without(names: tuple[str, ...], first: Any, kwargs: Arguments) -> None:
@@ -171,6 +208,12 @@ def _naming_host(original: Callable[..., Any], made: Any, *args: Any, **kwargs: 
     first = list(inspect.signature(original).parameters)[1]
     device = args[0] if args else kwargs.pop(first, CUDA)
     original(made, _HOST if device == CUDA else device, *args[1:], **kwargs)
+
+
+def _by_rank(notes: set[str], module: torch.nn.Module, process_group: Any = None) -> torch.nn.Module:
+    """Leave batch norms as they are: torch synchronises none on the CPU."""
+    notes.add("batch norms by rank")
+    return module
 
 
 def _without_dropout(notes: set[str], name: str, place: int, original: Any, *args: Any, **kwargs: Any) -> Any:

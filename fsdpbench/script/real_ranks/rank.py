@@ -26,7 +26,7 @@ from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main, run_function
 from fsdpbench.script.real_ranks.checkpoints import CheckpointWatch
-from fsdpbench.script.real_ranks.host_cuda import hide_accelerator, map_host
+from fsdpbench.script.real_ranks.host_cuda import OneNodeError, hide_accelerator, map_gpus, map_host
 from fsdpbench.script.real_ranks.pieces import keep
 from fsdpbench.script.real_ranks.shrinking import Shrinking
 from fsdpbench.script.real_ranks.unsharded import Reference, leave_out_wrappers
@@ -158,6 +158,10 @@ def _execute(source: ScriptSource, own_files: OwnFiles, watch: Watch) -> tuple[s
         return cause, ""
     except MeasuredAllError:
         return "", ""
+    except OneNodeError:
+        os.environ |= {"LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "LOCAL_RANK": os.environ["RANK"]}
+        map_gpus()
+        return _execute(source, own_files, watch)
     except BaseException as error:
         traceback.print_exc()
         is_ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)

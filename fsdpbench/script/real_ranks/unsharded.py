@@ -93,8 +93,11 @@ class Reference(Watch):
         record.computes = max([record.computes, *_computes])
 
     def stepping(self) -> None:
-        """Let the optimizer read the gradients that the sharded run's optimizer read."""
-        clipped = self._saved(self.count).get("clipped") or {}
+        """Let the optimizer read the gradients that the sharded run's read, unless that reduces them."""
+        saved = self._saved(self.count)
+        if saved.get("reduces"):
+            return
+        clipped = saved.get("clipped") or {}
         for name, parameter in self._parameters.items():
             given = clipped.get(name)
             parameter.grad = None if given is None else given.to(parameter.dtype).reshape(parameter.shape)
@@ -235,6 +238,7 @@ class _Unsharded(nn.Module):
 
     no_sync = join = state_dict_type = summon_full_params = staticmethod(_unchanged)
     register_comm_hook = set_state_dict_type = staticmethod(_nothing)
+    _set_params_and_buffers_to_ignore_for_model = staticmethod(_nothing)
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[nn.Module]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import hashlib
 import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import parallel
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -22,6 +24,9 @@ from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.loss_divisors import Divided, divided
 from fsdpbench.script.real_ranks.pieces import Held, Piece, held_parameters, keep
 from fsdpbench.script.steps import MeasuredAllError
+
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+_EXCHANGES = ("all_to_all", "all_to_all_single")
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,10 @@ class StepRecord:
     computes: float = 0.0
     """That of the coarsest dtype in which layers compute, where it is not the parameters'."""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    reduces: bool = False
+    """Whether an optimizer has called a reduction in its step, until now."""
+    splits: bool = False
+    """Whether the script itself called an all-to-all in a backward, or a reduction among some ranks."""
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -87,6 +96,10 @@ class Watch:
         self._leading: torch.optim.Optimizer | None = None
         self._depth = self._since = 0  # backwards that run; those since the last forward
         self._begins, self._steps = True, False
+        self._frozen: Mapping[str, Held] = {}
+        self._stepping = self._reduces = False
+        for name in (*_REDUCTIONS, *_EXCHANGES):
+            around(dist, name, self._calling)
         around(torch.autograd, "backward", self._around_backward)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
@@ -121,6 +134,13 @@ class Watch:
             random.seed(seed)
         self._optimizers.append(optimizer)
         self._models += roots()  # the script's own references end before its end is written down
+
+    def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._reduces |= self._stepping
+        part = kwargs.get("group") is not None and kwargs["group"].size() < dist.get_world_size()
+        if self._depth and (part or original.__name__ in _EXCHANGES):
+            self.record.splits |= self._own_files.has(sys._getframe(2).f_code.co_filename)
+        return original(*args, **kwargs)
 
     def _optimized(self) -> set[int]:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
@@ -162,6 +182,7 @@ class Watch:
         return None
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._stepping, self._random = True, torch.get_rng_state()
         if self._depth:
             raise NotComparedError("an optimizer that steps in backward")
         self._leading = self._leading or optimizer
@@ -171,11 +192,12 @@ class Watch:
             raise NotComparedError("an optimizer whose forward follows another's step")
         self._steps = True
         held = self.held()
-        self.record.held = self.record.held or held
+        self.record.held = {**(self.record.held or held), **self._frozen}
         self.record.clipped = {name: each.gradient for name, each in held.items()}
         known = self._optimized()
         self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
+        self.record.reduces = self._reduces
         keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
 
@@ -183,6 +205,8 @@ class Watch:
         """Do what belongs between the record of a step and its optimizer."""
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._stepping = False
+        torch.set_rng_state(self._random)  # a shard takes fewer random numbers than the whole
         if optimizer is self._leading:
             self.count += 1
             self._begins, self._steps = True, False
@@ -194,7 +218,7 @@ class Watch:
 
     def finish(self) -> None:
         """Write the weights after the last step."""
-        keep(StepRecord(self.held()), record_path(self.folder, self.rank, self.count))
+        keep(StepRecord(self.held(), reduces=self._reduces), record_path(self.folder, self.rank, self.count))
 
 
 class ShardedWatch(Watch):
@@ -207,6 +231,10 @@ class ShardedWatch(Watch):
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
         super().__init__(own_files, folder, rank, steps)
+
+    def begin(self) -> None:
+        """Keep what is frozen as it is here: a forward may change it (a moving average)."""
+        self._frozen = {name: each for name, each in self.held().items() if not each.trains}
 
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""
@@ -224,6 +252,8 @@ class ShardedWatch(Watch):
             if wrapped := wrappers.of(held.identity):
                 found[name] = Wrapping(wrapped.place.short, f"wrapped by {wrapped.api}")
             elif ignoring := wrappers.ignoring(held.identity):
+                if self.record.splits and held.trains:
+                    raise NotComparedError("parallelism by hand of parameters that a wrapper ignores")
                 found[name] = Wrapping(ignoring.place.short, f"{ignoring.api} ignores them")
         return dict(found)
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.sections import LibraryTables, NicProtocol, RankCurve
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "barrier")
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "send_recv", "barrier")
 _GATHERS = ("all_gather", "reduce_scatter")
 # Inputs of unequal sizes go as one broadcast a rank: 20.05 against 17.92 ms in Fig 2a of arXiv 2304.11277.
 _UNEVEN = 1.12
@@ -58,8 +58,8 @@ class Network:
         """Return the duration of one collective among `ranks`, in ns.
 
         `nbytes` is the full buffer: gathered for all_gather, to be reduced for reduce_scatter and all_reduce;
-        for all_to_all the larger of the bytes that one rank sends and receives. `uneven`: the ranks' shares
-        differ in size. Raises `ValueError` for an unknown `kind`.
+        for all_to_all the larger of the bytes that one rank sends and receives; for send_recv those to a
+        neighbour. `uneven`: the ranks' shares differ in size. Raises `ValueError` for an unknown `kind`.
         """
         if kind not in KINDS:
             raise ValueError(f"collective {kind!r}: known are {', '.join(KINDS)}")
@@ -106,6 +106,10 @@ class Network:
         passes, wire = _passes(kind), self._wire(kind, nbytes, size)
         if nodes == 1:
             return self._by_library(kind, nbytes, size) or self._inside(kind, wire, size, passes)
+        if kind == "send_recv":  # the slowest hop: between nodes, by one GPU's share of the NICs
+            nic, bandwidth = self.profile.nic, self._node_bandwidth(1, 1)
+            hops = (each.nic_hop_us * 1e-6 + wire / each.carries(bandwidth) for each in nic.protocols)
+            return nic.base_us * 1e-6 + min(hops)
         ring = self._ring(kind, wire, size, nodes, passes)
         if kind in ("all_reduce", "barrier"):
             return min(ring, self._tree(nbytes, size, nodes))
@@ -114,7 +118,7 @@ class Network:
     @staticmethod
     def _wire(kind: str, nbytes: int, size: int) -> float:
         """Return the bytes that a rank sends."""
-        return nbytes * _passes(kind) * (1.0 if kind == "broadcast" else (size - 1) / size)
+        return nbytes * _passes(kind) * (1.0 if kind in ("broadcast", "send_recv") else (size - 1) / size)
 
     def _by_library(self, kind: str, nbytes: int, size: int) -> float | None:
         """Return seconds inside one node by the measured curves of the libraries that price runs here."""

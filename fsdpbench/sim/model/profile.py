@@ -194,7 +194,8 @@ def _rebased(below: JsonObject, above: JsonObject) -> None:
         below["attention"], below["gemm"] = older["attention"], {**below["gemm"], **older["gemm"]}
         if same:  # as `calibrate` writes it: a measured kernel is the one that torch takes by itself
             below["attention"] = {**below["attention"], "kernel": own["kernel"]}
-        below["sources"] = {name.removeprefix("older."): text for name, text in _older_last(below["sources"])}
+        older_last = sorted(below["sources"].items(), key=lambda item: item[0].startswith("older."))
+        below["sources"] = {name.removeprefix("older."): text for name, text in older_last}
     below["attention_kernels"] = kernels if same else {}
     if other_chip and not below.get("runs_use"):
         below["libraries"] = {}
@@ -202,10 +203,6 @@ def _rebased(below: JsonObject, above: JsonObject) -> None:
     if type(gpus) is int and isinstance(nic, dict) and "gb_s_per_node" not in nic:
         rate = below["nic"]["gb_s_per_node"] * gpus / below["gpus_per_node"]
         below["nic"] = {**below["nic"], "gb_s_per_node": rate}
-
-
-def _older_last(sources: Mapping[str, str]) -> list[tuple[str, str]]:
-    return sorted(sources.items(), key=lambda item: item[0].startswith("older."))
 
 
 def contradictions(profile: HardwareProfile) -> Iterator[str]:

@@ -185,6 +185,7 @@ _KINDS = {
     "all_reduce": ("AllReduce", "allreduce"),
     "broadcast": ("Broadcast", "broadcast"),
     "all_to_all": ("SendRecv", "all_to_all"),
+    "send_recv": ("SendRecv", "coalesced"),
     "barrier": ("AllReduce", "barrier"),
 }
 _REDUCING = frozenset({"reduce_scatter", "all_reduce", "barrier"})
@@ -198,7 +199,7 @@ def _kernel_of(kind: str, dtype: str) -> str:
     """Return the name of a collective's kernel; raises `ValueError` for an unknown kind."""
     if kind not in _KINDS:
         raise ValueError(f"collective {kind!r}: known are {', '.join(_KINDS)}")
-    if kind == "all_to_all":
+    if _KINDS[kind][0] == "SendRecv":
         return "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
     reduction = f"_Sum_{_DTYPES.get(dtype, 'f32')}" if kind in _REDUCING else ""
     return f"ncclDevKernel_{_KINDS[kind][0]}{reduction}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

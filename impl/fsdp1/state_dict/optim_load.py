@@ -143,7 +143,8 @@ def state_to_load(
         RuntimeError: ranks were given different things.
     """
     known = TrainedModel(model, "optim_state_dict_to_load()")
-    outline, entries = entries_of(optim_state_dict, source, _device(known, model))
+    device = known.units[0].unit.device if known.units else next(model.parameters()).device
+    outline, entries = entries_of(optim_state_dict, source, device)
     like_parameters = _like_parameters(outline)
     units = [_UnitStates(named, like_parameters) for named in known.units]
     others: dict[str, State] = {}
@@ -181,10 +182,6 @@ def _like_parameters(outline: Mapping[str, Any]) -> frozenset[str]:
         for name, value in state.items()
         if (isinstance(value, (torch.Tensor, Outline)) or is_sharded(value)) and len(value.shape)
     )
-
-
-def _device(known: TrainedModel, model: nn.Module) -> torch.device:
-    return known.units[0].unit.device if known.units else next(model.parameters()).device
 
 
 def _misplaced(known: TrainedModel, outline: Mapping[str, Any]) -> list[str]:

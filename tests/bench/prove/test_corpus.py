@@ -75,6 +75,14 @@ for step in range(5):
     optimizer.step()
 """
 NOT_COMPARED = {
+    "an optimizer whose forward follows another's step": """
+optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in model]
+model = nn.parallel.DistributedDataParallel(model)
+for step in range(5):
+    for optimizer in optimizers:
+        model(torch.ones(2, 4) + dist.get_rank()).sum().backward()
+        optimizer.step()
+""",
     "tensor parallelism": """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -94,14 +102,6 @@ for each in model.parameters():
     )
 """
     + TRAIN,
-    "an optimizer whose forward follows another's step": """
-optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in model]
-model = nn.parallel.DistributedDataParallel(model)
-for step in range(5):
-    for optimizer in optimizers:
-        model(torch.ones(2, 4) + dist.get_rank()).sum().backward()
-        optimizer.step()
-""",
 }
 
 

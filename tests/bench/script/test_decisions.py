@@ -349,3 +349,27 @@ def test_the_terminal_and_the_page_tell(fsdpbench: Any, tmp_path: Path) -> None:
     assert json.loads(result.read_text())["redirected_files"]["files"] == [str(tmp_path / "best.pt")]
     assert fsdpbench("report", str(tmp_path / "runs")).returncode == 0
     assert "guarded.py:7" in (tmp_path / "runs" / "report.html").read_text()
+
+
+def test_a_check_of_the_program_passes(run_probe: RunScript) -> None:
+    """Whatever a placeholder would say: `assert`, and `if ...: raise`, with `not`, `and` and `or`."""
+    run = run_probe(
+        """
+x, ok = torch.rand(4, device="cuda"), True
+assert (x >= x.mean()).all(), "of DETR's boxes"
+assert ok and (x > 0).all()
+assert not (x < x.max()).any() and ok
+assert (x > 0).any().item()
+if not (x >= 0).all() or not ok:
+    raise ValueError("a negative one")
+if (x == x.max()).any():
+    raise ValueError("its largest one")
+taken = [1 for _ in range(2) if (x >= x.mean()).all()]
+if (x > 0).all():
+    taken.append(2)
+assert not taken, "no checks: as placeholders say"
+train(2)
+"""
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert {("bool", True), ("bool", False), ("item", True)} <= {each[:2] for each in run.decisions}

@@ -226,6 +226,55 @@ def test_point_to_point_is_refused() -> None:
         dist.send(torch.ones(1, device="sim"), 1)
 
 
+def exchange(*messages: tuple[str, int, int]) -> list[dist.Work]:
+    """Send and receive in one batch: ("send" or "recv", the other rank, bytes)."""
+    group = dist.group.WORLD
+    group._start_coalescing(None)
+    for kind, other, nbytes in messages:
+        getattr(group, kind)([torch.empty(nbytes, dtype=torch.uint8, device="sim")], other)
+    return [group._end_coalescing(None)]
+
+
+def test_neighbours_exchange_in_a_ring() -> None:
+    """Each rank sends to the next one: as long as its bytes take over NVLink, or over one GPU's NIC."""
+    from device_training import start
+
+    sim = start(16)
+    (work,) = exchange(("send", 1, 64 * MIB), ("recv", 15, 64 * MIB))
+    before = torch.sim.Event(enable_timing=True)
+    before.record()
+    work.wait()
+    torch.sim.synchronize()
+    network, ranks = sim.accelerator.network, range(16)
+    across = network.collective_ns("send_recv", 64 * MIB, ranks)
+    nic = sim.profile.nic.gb_s_per_node * sim.profile.nic.efficiency / sim.profile.gpus_per_node
+    assert 64 * MIB / nic <= across < 64 * MIB / nic * 1.2
+    inside = network.collective_ns("send_recv", 64 * MIB, range(8))
+    assert 64 * MIB / sim.profile.nvlink.peak_gb_s < inside < across
+    assert network.collective_ns("send_recv", 128 * MIB, range(8)) > 1.8 * inside
+    exchange(("recv", 1, 8), ("send", 15, 8), ("send", 1, 16), ("recv", 15, 16))  # both ways at once
+    exchange(("send", 5, 8), ("recv", 5, 8))  # in pairs
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [("send", 1, 8)],
+        [("recv", 7, 8)],
+        [("send", 1, 8), ("recv", 7, 16)],
+        [("send", 1, 8), ("recv", 6, 8)],
+        [("send", 1, 8), ("send", 2, 8), ("recv", 7, 8)],
+    ],
+    ids=str,
+)
+def test_exchanges_that_ranks_cannot_make_alike_are_refused(messages: list[tuple[str, int, int]]) -> None:
+    from device_training import start
+
+    start()
+    with pytest.raises(NotImplementedError, match="rings by batch_isend_irecv do run"):
+        exchange(*messages)
+
+
 def test_list_forms_pay_for_a_copy() -> None:
     """NCCL gathers into one flat buffer, and copies it into the list."""
     from device_training import start

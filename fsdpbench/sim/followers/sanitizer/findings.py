@@ -167,7 +167,7 @@ def _role(kind: Kind, first: Access, second: Access, known: str | None) -> str:
     return "memory handed out again" if kind is Kind.USE_AFTER_FREE else "tensor"
 
 
-_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all")
+_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "send_recv")
 
 
 def _hint(kind: Kind, first: Access, second: Access) -> str:

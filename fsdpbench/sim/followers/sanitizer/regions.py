@@ -56,8 +56,8 @@ def overlap(first: Region, second: Region) -> int:
         return 0
     if first.runs is None and second.runs is None:
         return high - low
-    few = [_count(region) <= _MOST_RUNS for region in (first, second)]
-    if not all(few):
+    dimensions = [region.runs.dimensions for region in (first, second) if region.runs]
+    if any(math.prod(count for count, _ in each) > _MOST_RUNS for each in dimensions):
         return 0 if _apart_by_residue(first, second) else high - low
     starts, ends = _runs_between(first, low, high)
     others, other_ends = _runs_between(second, low, high)
@@ -80,10 +80,6 @@ def _shared(starts: np.ndarray, ends: np.ndarray, others: np.ndarray, other_ends
         return found
 
     return int((below(ends) - below(starts)).sum())
-
-
-def _count(region: Region) -> int:
-    return math.prod(count for count, _ in region.runs.dimensions) if region.runs else 1
 
 
 def _runs_between(region: Region, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:

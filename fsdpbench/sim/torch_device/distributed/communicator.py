@@ -30,7 +30,7 @@ from fsdpbench.sim.model.timeline import Work as WorkKind
 from fsdpbench.sim.model.trace_recorder import CollectiveRecord, KernelRecord
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveWork
-from fsdpbench.sim.torch_device.distributed.refusals import refuse_strided
+from fsdpbench.sim.torch_device.distributed.refusals import refuse_strided, refuse_unlike_neighbours
 from fsdpbench.sim.torch_device.distributed.symmetric import gathers_by_copy_engines
 from fsdpbench.sim.torch_device.operators.known_values import follow_collective
 from fsdpbench.sim.torch_device.operators.plans import inputs_text
@@ -185,7 +185,14 @@ class Communicator(Membership):
         inputs = [tensor for call in calls for tensor in call.inputs]
         outputs = [tensor for call in calls for tensor in call.outputs]
         nbytes = sum(call.nbytes for call in calls)
-        return self.call(Collective(calls[0].kind, nbytes, inputs, outputs, members=len(calls)))
+        kind, members = calls[0].kind, len(calls)
+        if kind in ("send", "recv"):
+            sent, received = (
+                [(call.opts, call.nbytes) for call in calls if call.kind == each] for each in ("send", "recv")
+            )
+            refuse_unlike_neighbours(sent, received, self._rank_in_group, self._group_size)
+            kind, members, nbytes = "send_recv", len(sent), nbytes // 2
+        return self.call(Collective(kind, nbytes, inputs, outputs, members=members))
 
     def call(self, what: Collective) -> Work:
         """Run one collective, or collect it while some are coalesced."""

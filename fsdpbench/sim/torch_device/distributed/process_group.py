@@ -7,6 +7,7 @@ ranks all are alike: so many bytes of this kind, from these tensors into those. 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -148,14 +149,14 @@ class SimProcessGroup(Communicator):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Work:
-        """Raise `NotImplementedError`: the other rank is not there."""
-        raise NotImplementedError(
-            "send and recv are not simulated: only one rank runs, and point-to-point needs its partner; "
-            "leave the pipeline out (FSDP, tensor parallelism), or run one stage's layers as the whole model"
-        )
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0, kind: str = "send") -> Work:
+        """Send to a rank, or receive, in a batch. Raises `NotImplementedError` outside of one."""
+        if self._coalesced is None:
+            refusals.refuse_point_to_point()
+        given, taken = (tensors, []) if kind == "send" else ([], tensors)
+        return self.call(Collective(kind, total_bytes(*tensors), given, taken, rank))
 
-    recv = send
+    recv = functools.partialmethod(send, kind="recv")
 
 
 def register_backend() -> None:

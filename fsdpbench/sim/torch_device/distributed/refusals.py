@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -78,6 +78,26 @@ def refuse_count(tensors: Sequence[torch.Tensor], ranks: int, name: str, side: s
             f"ProcessGroupNCCL::{name}: Incorrect {side} list size {len(tensors)}. {side.capitalize()} list "
             f"size should be {ranks}, same as size of the process group."
         )
+
+
+def refuse_point_to_point() -> NoReturn:
+    """Raise: the other rank is not there."""
+    raise NotImplementedError(
+        "send and recv are not simulated: only one rank runs, and point-to-point needs its partner (rings by "
+        "batch_isend_irecv do run); leave the pipeline out (FSDP, tensor parallelism), or run one stage's "
+        "layers as the whole model"
+    )
+
+
+def refuse_unlike_neighbours(
+    sent: Sequence[tuple[int, int]], received: Sequence[tuple[int, int]], rank: int, ranks: int
+) -> None:
+    """Raise unless all ranks can call as this one: the rank k behind sends it what it sends to the one k
+    ahead, or those that it sends to send as much back. Of each message: the other rank, bytes."""
+    ahead = sorted(((other - rank) % ranks, nbytes) for other, nbytes in sent)
+    behind = sorted(((rank - other) % ranks, nbytes) for other, nbytes in received)
+    if ahead != behind and sorted(sent) != sorted(received):
+        refuse_point_to_point()
 
 
 def refuse_root(opts: Any, ranks: int, name: str) -> None:

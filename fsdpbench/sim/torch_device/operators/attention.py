@@ -55,7 +55,8 @@ def scaled_dot_product_attention(
     if kernel == _FLASH:
         if size % 8:
             scale = size**-0.5 if scale is None else scale
-            query, key, value = (_pad_head(tensor) for tensor in (query, key, value))
+            pad = torch.nn.functional.pad  # the head size, to a multiple of 8
+            query, key, value = (pad(each, (0, -size % 8)) for each in (query, key, value))
         result: Any = ops._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, scale=scale
         )[0]
@@ -135,11 +136,6 @@ def _refuse_misfits(
             "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
             f"{cpp_type(mask)} and  query.dtype: {cpp_type(query)} instead."
         )
-
-
-def _pad_head(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the head size rounded up to a multiple of 8."""
-    return torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % 8))
 
 
 def _prepare_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

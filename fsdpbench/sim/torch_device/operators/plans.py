@@ -83,7 +83,8 @@ def make_plan(accelerator: Accelerator, func: Any, args: Sequence[Any], kwargs: 
             out = func(*meta_args, **meta_kwargs)
     except NotImplementedError as error:
         if func._schema.returns:
-            raise (data_dependent if _depends_on_data(func) else _without_shapes)(func) from error
+            depends = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags)
+            raise (data_dependent if depends else _without_shapes)(func) from error
         out = None  # only writes into its arguments (fused SGD has no meta kernel)
     except AssertionError as error:  # torch's rules in Python assert what its kernels check
         raise RuntimeError(str(error)) from error
@@ -131,10 +132,6 @@ def sparse_refused(what: str) -> NotImplementedError:
     return NotImplementedError(
         f"{what}: sparse tensors are not simulated; use dense ones (for embeddings sparse=False)"
     )
-
-
-def _depends_on_data(func: Any) -> bool:
-    return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags))
 
 
 def _without_shapes(func: Any) -> NotImplementedError:

@@ -78,7 +78,7 @@ class _Known:
                 "fewer ranks"
             )
         added = {keys[0]._replace(unflat_param_names=(name,), is_fsdp_managed=True) for name in missing}
-        return sorted({*keys, *added}), here
+        return sorted({*keys, *here, *added}), here
 
     def infos_of_all(self, original: Any, fsdp_state: Any, input_states: Any) -> Any:
         """Return what each rank of a unit's group reports about `input_states`: another one has all that this

@@ -357,9 +357,8 @@ def _patch_distributed(accelerator: Accelerator) -> None:
     import torch.nn.parallel.distributed as ddp
 
     patch("verify_param_shape_across_processes", passing_to(_with_ranks_that_are_there))
-    replace(
-        ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__, accelerator)
-    )
+    init = ddp.DistributedDataParallel.__init__
+    replace(ddp.DistributedDataParallel, __init__=_without_graphs(init, accelerator))
     patch_symmetric_memory(accelerator)
     _replace_collectives_of_objects()
     _patch_checkpoint_plans()
@@ -376,20 +375,15 @@ def _with_ranks_that_are_there(
     return None if isinstance(process_group, SimProcessGroup) else original(process_group, *args, **kwargs)
 
 
-def _refusing(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
-    """Wrap DDP's constructor: refuse arguments for which its C++ needs pinned memory of the device.
-
-    It keeps the nodes that accumulate gradients.
-    """
+def _without_graphs(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
+    """Wrap DDP's constructor: it leaves out flags for which its C++ needs pinned memory of the device (they
+    change no step that uses all parameters), and keeps the nodes that accumulate gradients."""
 
     @functools.wraps(init)
     def construct(self: Any, module: Any, *args: Any, **options: Any) -> None:
         for name in ("find_unused_parameters", "static_graph"):
             if options.get(name) and any(map(tensors.is_on_device, module.parameters())):
-                raise NotImplementedError(
-                    f"DistributedDataParallel({name}=True) is not simulated; leave it out (parameters that "
-                    "get no gradient: set requires_grad=False, or let the loss use them)"
-                )
+                options[name] = False
         init(self, module, *args, **options)
         accelerator.backward.keep_accumulators(filter(tensors.is_on_device, module.parameters()))
 

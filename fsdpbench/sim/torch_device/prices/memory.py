@@ -75,7 +75,7 @@ def bytes_moved(call: Call) -> int:
         if each.alias_info is None or not each.alias_info.is_write:
             continue
         value = args[index] if index < len(args) else kwargs.get(each.name)
-        if not _only_written(func, each.name):
+        if each.name != "out" and operator_name(func) not in _WRITE_ONLY:  # those are counted once
             total += sum(map(tensor_bytes, tensors_in((value,), {})))
     return total
 
@@ -84,11 +84,6 @@ _WRITE_ONLY = {
     "copy_", "_copy_from", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_", "normal_", "uniform_",
     "random_",
 }  # fmt: skip
-
-
-def _only_written(func: Any, argument: str) -> bool:
-    """Return whether an output argument is written without being read (counted once then)."""
-    return argument == "out" or operator_name(func) in _WRITE_ONLY
 
 
 _BLOCK_FROM = 128

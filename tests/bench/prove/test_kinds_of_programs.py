@@ -1,0 +1,178 @@
+"""Right programs of kinds that were judged wrongly: gradients are equal, or they are not judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdpbench.answers.prove.parts import Request, prove
+from fsdpbench.answers.prove.real_runs import run_ranks
+from fsdpbench.answers.prove.verdict import Part, PartVerdict, Verdict
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.cli.requests.script_request import script_config
+from fsdpbench.launch import fork_server
+from fsdpbench.script.real_ranks.rank import Task, Way
+
+HEAD = """
+import os, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+def data(step):
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * dist.get_rank() + step)).cuda()
+"""
+TRAIN = """
+for step in range(5):
+    optimizer.zero_grad()
+    model(data(step)).square().mean().backward()
+    optimizer.step()
+"""
+SPAWNED = """
+def main(gpu, gpus):
+    dist.init_process_group("nccl", init_method="tcp://localhost:23456", world_size=gpus, rank=gpu)
+    torch.cuda.set_device(gpu)
+    model = nn.parallel.DistributedDataParallel(net().cuda(gpu), device_ids=[gpu])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(5):
+        optimizer.zero_grad()
+        model(data(step)).square().mean().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(main, nprocs=torch.cuda.device_count(), args=(torch.cuda.device_count(),))
+"""
+OWN_OPTIMIZER = """
+class Reducing(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self):
+        works = []
+        for p in self.param_groups[0]["params"]:
+            out = torch.empty_like(p.grad.chunk(dist.get_world_size())[0])
+            work = dist.reduce_scatter_tensor(out, p.grad, op=dist.ReduceOp.SUM, async_op=True)
+            works.append((p, out, work.get_future()))
+        for p, out, future in works:
+            future.wait()
+            dist.all_gather_into_tensor(p.grad, out / {divisor})
+        super().step()
+
+dist.init_process_group("nccl")
+model = net().cuda()
+optimizer = Reducing(model.parameters(), lr=0.1)
+"""
+RIGHT = {
+    "spawned": SPAWNED,
+    "hybrid FSDP1, synchronised at first": """
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+dist.init_process_group("nccl")
+model = FullyShardedDataParallel(
+    net(), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+    device_id=torch.cuda.current_device(), sync_module_states=True,
+)
+assert torch.version.cuda and torch.cuda.is_bf16_supported()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN,
+    "an optimizer that reduces": OWN_OPTIMIZER.format(divisor="dist.get_world_size()") + TRAIN,
+    "a moving average in forward": """
+class Momentum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.online, self.target = net(), net().requires_grad_(False)
+    def forward(self, x):
+        for own, other in zip(self.online.parameters(), self.target.parameters()):
+            other.data = 0.9 * other.data + 0.1 * own.data
+        return self.online(x) - self.target(x)
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(Momentum().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN,
+    "an optimizer with random numbers": """
+class Noisy(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            torch.rand_like(p.to_local())
+        super().step()
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model)
+optimizer = Noisy(model.parameters(), lr=0.1)
+data = lambda step: torch.randn(4, 8, device="cuda")
+"""
+    + TRAIN,
+    "compiled, with synchronised norms": """
+dist.init_process_group("nccl")
+model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(net(), nn.BatchNorm1d(8)))
+model[0] = torch.compile(model[0])
+model = nn.parallel.DistributedDataParallel(model.cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN,
+}
+SPLIT = """
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=pairs[dist.get_rank() // 2])
+        return gradient
+dist.init_process_group("nccl")
+pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+torch.manual_seed(dist.get_rank() % 2)
+model = nn.Linear(8, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    Sum.apply(model(data(step))).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def config_of(text: str, folder: Path) -> Config:
+    """Return the configuration of a script, which is written to `folder`."""
+    script = folder / "train.py"
+    script.write_text(HEAD + text)
+    fork_server.start("cpu")
+    config = script_config({"script": script, "gpus": "4"}, ())
+    assert config is not None
+    return config
+
+
+def gradients_of(text: str, folder: Path, ranks: int = 2) -> PartVerdict:
+    """Compare the gradients of a script on real ranks."""
+    (found,) = prove(Request(config_of(text, folder), frozenset({Part.GRADIENTS}), (ranks,))).parts
+    return found
+
+
+def test_a_spawned_program_runs_on_all_ranks(tmp_path: Path) -> None:
+    run = run_ranks(config_of(RIGHT["spawned"], tmp_path), tmp_path / "run", 2, 60.0, Task(Way.SHARDED, 1))
+    assert run.steps
+    assert not run.failure
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", RIGHT)
+def test_gradients_are_right(name: str, tmp_path: Path) -> None:
+    found = gradients_of(RIGHT[name], tmp_path, ranks=4)
+    assert found.verdict is Verdict.OK, found
+
+
+@pytest.mark.campaign
+def test_an_optimizer_that_reduces_only_some_is_found(tmp_path: Path) -> None:
+    text = OWN_OPTIMIZER.format(divisor="dist.get_world_size()").replace('["params"]:', '["params"][:-1]:')
+    found = gradients_of(text + TRAIN, tmp_path)
+    assert found.verdict is Verdict.FINDING, found
+    assert "weights differ between ranks after the step" in found.findings[0]
+
+
+@pytest.mark.campaign
+def test_a_model_that_is_split_by_hand_is_not_judged(tmp_path: Path) -> None:
+    found = gradients_of(SPLIT, tmp_path, ranks=4)
+    assert found.verdict is Verdict.UNKNOWN, found
+    assert "splits its model" in found.summary
