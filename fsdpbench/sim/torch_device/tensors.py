@@ -227,10 +227,17 @@ class Lent:
 
 def _free(record: StorageRecord) -> None:
     """Free a dead storage's block."""
-    if record.block is not None:
-        record.allocator.free(record.block)  # type: ignore[arg-type]
-        record.block = None
-    forget(record)
+    python = ACCELERATOR.python
+    # What dies with a lender may call the program's Python.
+    paused = python.counting and not isinstance(record.block, Lent) and python.pause()
+    try:
+        if record.block is not None:
+            record.allocator.free(record.block)  # type: ignore[arg-type]
+            record.block = None
+        forget(record)
+    finally:
+        if paused:
+            python.resume()
 
 
 def forget(record: StorageRecord | None) -> None:
@@ -277,10 +284,16 @@ def resize(record: StorageRecord, nbytes: int) -> None:
         return
     if isinstance(record.block, Lent):
         raise RuntimeError("Trying to resize storage that is not resizable: its memory came by DLPack")
-    block = allocate(nbytes) if nbytes else None
-    if record.block is not None:
-        record.allocator.free(record.block)
-    forget(record)
+    python = ACCELERATOR.python
+    paused = python.counting and python.pause()
+    try:
+        block = allocate(nbytes) if nbytes else None
+        if record.block is not None:
+            record.allocator.free(record.block)
+        forget(record)
+    finally:
+        if paused:
+            python.resume()
     record.block = block
     record.nbytes = nbytes
     record.allocator = ACCELERATOR.allocator

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import cProfile
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.worker import run_rank
 from fsdpbench.sim.torch_device.python_calls import FIRST, PythonCalls
+from fsdpbench.sweep.planning import make_config, make_target, without_absent
+from fsdpbench.systems import get_system
 
 pytestmark = pytest.mark.simulated
 
@@ -187,3 +196,66 @@ def test_what_hides_a_function_from_dynamo_does_not_count() -> None:
         x.add_(1)
 
     assert times(step, step, step) == [0, 200, 200]  # of the step and of what is hidden
+
+
+def configuration(system: str, **settings: Any) -> Config:
+    """A small one of eight simulated GPUs; `model` is among `settings`."""
+    model = settings.pop("model", "gpt-tiny")
+    where: dict[str, Any] = {"device": "sim", "hardware": "a100-80gb", "gpus": 8, "gpus_per_node": 4}
+    target = make_target(model=model, shape={}, data=None, **where)
+    return without_absent(make_config(target, system, Settings.of(**settings), target.workload()))
+
+
+def files_of(config: Config, folder: Path) -> dict[str, bytes]:
+    """The record and the trace of a run in a process of its own."""
+    from device_training import in_new_process
+
+    def run() -> None:
+        with contextlib.suppress(Exception):  # it is in the record
+            run_rank(config, Placement(0, config.gpus, 0), folder)
+
+    in_new_process(run)
+    return {path.name: path.read_bytes() for path in folder.rglob("rank0_*")}
+
+
+def alike_seen_or_not(config: Config, folder: Path, patch: pytest.MonkeyPatch) -> bool:
+    """Whether a run has the same record and trace where the simulator's own calls are seen too."""
+    unseen = files_of(config, folder / "unseen")
+    with patch.context() as context:
+        context.setattr(PythonCalls, "pause", bool)  # False; a function of Python would be counted
+        seen = files_of(config, folder / "seen")
+    return seen == unseen and "rank0_record.json" in seen
+
+
+def test_what_the_simulator_hides_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert alike_seen_or_not(configuration("torch-fsdp2", batch=2, seq=64), tmp_path, monkeypatch)
+
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "strategy": ("SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"), "wrap": ("every-2", "root"), "batch": (2, 4),
+    "backward_prefetch": ("post", "none"), "forward_prefetch": (1, 2), "limit_all_gathers": ("off", 1),
+    "memory_handover": ("record_stream", "events"), "activation_checkpointing": ("op", "full"),
+    "cpu_offload": (True,), "activation_offload": (True,), "optimizer": ("adamw-foreach", "sgd", "muon"),
+    "linear_dtype": ("fp8",), "grad_accum": (2,), "clip": (1.0,), "lora": (8,), "zero_grad": ("fill",),
+    "tp": (2,), "cp": (2,), "ep": (2,), "layout": ("grouped", "packed"), "symmetric_memory": (True,),
+}  # fmt: skip
+SYSTEMS = ("impl-fsdp1", "impl-fsdp2", "torch-fsdp1", "torch-fsdp2", "torch-ddp")
+MODELS = ("gpt-tiny", "t5-tiny", "llama-tiny", "moe-tiny", "regnet-tiny")
+
+
+def drawn(numbers: random.Random) -> Config:
+    """A random configuration that its system can have: up to four settings are not at their default."""
+    while True:
+        names = numbers.sample(sorted(VALUES), numbers.randint(0, 4))
+        settings = {name: numbers.choice(VALUES[name]) for name in names}
+        with contextlib.suppress(Exception):  # impossible together
+            config = configuration(numbers.choice(SYSTEMS), model=numbers.choice(MODELS), **settings)
+            if not get_system(config.system).not_applicable(config):
+                return config
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(150))
+def test_in_random_configurations_neither(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = drawn(random.Random(seed))
+    assert alike_seen_or_not(config, tmp_path, monkeypatch), config.name

@@ -97,8 +97,9 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
     by_type = torch.Tag.pointwise in operator.tags or "::_foreach_" in name or "::_fused_" in name
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if python.counting:
+            python.pause()
         python.before(operator)
-        python.pause()
         try:
             if accelerator.backward.is_active:
                 accelerator.backward.arrive(args)
