@@ -194,6 +194,10 @@ def members_used(tree: ast.AST) -> set[tuple[str, str]]:
                 found.add((ast.literal_eval(owner.args[0]), node.attr))
             elif isinstance(owner, ast.Name) and owner.id in door:
                 found.add((door[owner.id], node.attr))
+        elif isinstance(node, ast.Tuple) and len(node.elts) > 1:  # an owner and its member, to be replaced
+            owner, member = node.elts[:2]
+            if isinstance(owner, ast.Name) and owner.id in door and isinstance(getattr(member, "value", None), str):
+                found.add((door[owner.id], ast.literal_eval(member)))
         elif isinstance(node, ast.Call) and node.args and _is_owner(node):
             owner = node.args[0]
             if isinstance(owner, ast.Name) and owner.id in door:

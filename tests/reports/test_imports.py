@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-import sys, fsdpbench.reports.analysis.text, fsdpbench.reports.pages.timeline
+import sys, fsdpbench.reports.analysis.text, fsdpbench.reports.analysis.analyze
 import fsdpbench.reports.readers.hta, fsdpbench.reports.readers
 unwanted = {"torch", "hta", "scipy", "plotly", "pandas"}
 higher = {name for name in sys.modules if name.startswith("fsdpbench.")}

@@ -12,8 +12,7 @@ import pytest
 from fsdpbench.answers.advise import advise_script
 from fsdpbench.answers.advise.by_unit import by_unit, written
 from fsdpbench.answers.advise.candidates import Candidate
-from fsdpbench.answers.advise.edits import diff_of
-from fsdpbench.answers.advise.script_text import NoDiffError
+from fsdpbench.answers.advise.edits import NoDiffError, diff_of
 from fsdpbench.answers.prove.real_runs import run_ranks
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.settings.values import spread
