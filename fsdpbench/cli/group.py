@@ -54,7 +54,6 @@ _PLACES = {
     "watch": "commands.pages.command",
     "compare": "commands.check.compare_command",
     "baseline": "commands.check.baseline_command",
-    "validate": "commands.reproduce.validate_command",
     "expect": "commands.explain.expect_command",
     "upgrade": "commands.prove.upgrade_command",
     "doctor": "commands.list.doctor_command",

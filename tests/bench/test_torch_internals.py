@@ -196,7 +196,11 @@ def members_used(tree: ast.AST) -> set[tuple[str, str]]:
                 found.add((door[owner.id], node.attr))
         elif isinstance(node, ast.Tuple) and len(node.elts) > 1:  # an owner and its member, to be replaced
             owner, member = node.elts[:2]
-            if isinstance(owner, ast.Name) and owner.id in door and isinstance(getattr(member, "value", None), str):
+            if (
+                isinstance(owner, ast.Name)
+                and owner.id in door
+                and isinstance(getattr(member, "value", None), str)
+            ):
                 found.add((door[owner.id], ast.literal_eval(member)))
         elif isinstance(node, ast.Call) and node.args and _is_owner(node):
             owner = node.args[0]

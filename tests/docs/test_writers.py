@@ -40,7 +40,7 @@ NUMBERS = {
     "fsdpbench/cli/commands/sweep.py": "an exit code, an option that is a number",
     "fsdpbench/cli/commands/run.py": "an exit code",
     "fsdpbench/cli/commands/pages.py": "an exit code",
-    "fsdpbench/cli/commands/reproduce.py": "an exit code",
+    "fsdpbench/cli/commands/validate.py": "an exit code",
     "fsdpbench/cli/commands/list.py": "an exit code",
     "fsdpbench/cli/commands/prove.py": "an exit code",
     "fsdpbench/cli/commands/check.py": "an exit code",

@@ -12,7 +12,7 @@ _IMPORTED = (
 )
 
 
-@pytest.mark.parametrize("name", ["run", "sweep", "plan", "tune", "check", "reproduce"])
+@pytest.mark.parametrize("name", ["run", "sweep", "plan", "tune", "check", "validate"])
 def test_commands_that_start_points_load_nothing_heavy_first(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _IMPORTED.format(name=name)], capture_output=True, text=True, check=True
