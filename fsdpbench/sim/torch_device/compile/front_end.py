@@ -18,8 +18,11 @@ from fsdpbench.base.torch_internals import (
     compiler_config,
     functorch_config,
     patch,
+    replaced,
     trace_rules,
 )
+from fsdpbench.sim.model.timeline import Timeline
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.compile.plan_cache import check_code_on_disk, choose_folder
 from fsdpbench.sim.torch_device.compile.refusals import (
     REFUSED_OPTIONS,
@@ -57,8 +60,6 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         if "TORCH_LOGS" not in os.environ:
             # Only for log lines, for which Dynamo parses each file: a quarter of a warm trace.
             patch("dynamo_function_name", lambda original: _no_name)
-        # Else the device makes constants of patterns, in time that is not there when a plan is on disk.
-        patch("attention_patterns", lambda original: lambda device=None: original(torch.device("cpu")))
         patch("compile_fx", functools.partial(_compile_by_device, around))
         importlib.import_module(_PRETENDED).install_random_numbers()
         check_code_on_disk()
@@ -129,9 +130,14 @@ def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
 
 @contextmanager
 def _as_simulated(captures: bool = False) -> Iterator[None]:
-    """Return the settings with which graphs of the device are compiled and looked up."""
+    """Enter the settings for graphs of the device; the compiler's own work on it is outside of the run."""
     lowering: Any = sys.modules[_LOWERING]
+    clock = Timeline()  # for constants, which the compiler does not make where a plan is on disk
+    for _ in range(ACCELERATOR.stream + 1):
+        clock.add_stream()
     with (
+        replaced(ACCELERATOR, timeline=clock, trace=None, sanitizer=None, flops=None, operators_launched=0),
+        replaced(ACCELERATOR.python, counting=False, thread=0, calls=0),
         lowering.inductor_config.patch(lowering.SETTINGS),  # else it starts processes that compile
         compiler_config.patch(cache_key_tag=lowering.cache_tag(captures)),
         # Else CUDA's generators keep their state themselves, and there are none; neither way has kernels.
@@ -147,7 +153,7 @@ def _compile_by_device(
     lowering: Any = sys.modules[_LOWERING]
 
     def lower(captures: bool, gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
-        with around():  # backward's turn may come after `compile_fx` has returned
+        with around(), _as_simulated(captures):  # backward's turn may come after `compile_fx` has returned
             return lowering.lower(gm, example_inputs, captures=captures, **about)
 
     def compile_fx(model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
