@@ -1,6 +1,6 @@
 """Small configurations of simulated GPUs, drawn at random, and what a run of one writes.
 
-As a program (`FOLDER SEED COUNT`): runs `COUNT` of them, each in a fork, into folders below `FOLDER`.
+As a program (`FOLDER SEED COUNT [compiled]`): runs `COUNT` of them, each in a fork and a folder of its own.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ def drawn(
                 return config
 
 
-def run_drawn(folder: Path, seed: int, count: int) -> None:
-    """Run random configurations, most of them with another layout of the heap than the one before."""
+def run_drawn(folder: Path, seed: int, count: int, **fixed: Any) -> None:
+    """Run `count` random configurations, and write what each does into a folder of its own."""
     torch.set_num_threads(1)
     preload()
     numbers = random.Random(seed)
     for at in range(count):
-        config = drawn(numbers, MORE_VALUES, MORE_MODELS)
-        place = folder / f"{at}"
+        config = drawn(numbers, MORE_VALUES, MORE_MODELS, **fixed)
+        place = folder / f"{at} {config.name}"
         place.mkdir(parents=True)
-        (place / "name").write_text(config.name)
         files_of(config, place)
 
 
 if __name__ == "__main__":
-    run_drawn(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    asked = {"compile": True} if sys.argv[4:] == ["compiled"] else {}
+    run_drawn(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), **asked)
