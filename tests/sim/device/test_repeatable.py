@@ -17,8 +17,8 @@ import pytest
 
 HERE = Path(__file__).parents[1]
 DOCUMENTS = Path(__file__).parents[3] / "docs"
-NAME_OF_GRAPH = re.compile(rb"CompiledFxGraph \w+")
-"""By the hash of the graph's text, in which Inductor has names of the process."""
+OF_THE_PROCESS = re.compile(rb'CompiledFxGraph \w+|"loader": *{[^}]*}')
+"""Names of graphs, by Inductor's hash of their text, and the real time that a script's loader takes."""
 
 
 def in_process(number: int, home: Path, *words: str) -> None:
@@ -38,9 +38,8 @@ def written(folder: Path) -> dict[str, bytes]:
     found = {}
     for path in folder.rglob("rank0_*"):
         content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = NAME_OF_GRAPH.sub(b"", gzip.decompress(content))
-        found[path.relative_to(folder).as_posix()] = content
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        found[path.relative_to(folder).as_posix()] = OF_THE_PROCESS.sub(b"", content)
     return found
 
 
