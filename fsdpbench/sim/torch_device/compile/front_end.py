@@ -18,11 +18,8 @@ from fsdpbench.base.torch_internals import (
     compiler_config,
     functorch_config,
     patch,
-    replaced,
     trace_rules,
 )
-from fsdpbench.sim.model.timeline import Timeline
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.compile.plan_cache import check_code_on_disk, choose_folder
 from fsdpbench.sim.torch_device.compile.refusals import (
     REFUSED_OPTIONS,
@@ -130,14 +127,9 @@ def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
 
 @contextmanager
 def _as_simulated(captures: bool = False) -> Iterator[None]:
-    """Enter the settings for graphs of the device; the compiler's own work on it is outside of the run."""
+    """Return the settings with which graphs of the device are compiled and looked up."""
     lowering: Any = sys.modules[_LOWERING]
-    clock = Timeline()  # for constants, which the compiler does not make where a plan is on disk
-    for _ in range(ACCELERATOR.stream + 1):
-        clock.add_stream()
     with (
-        replaced(ACCELERATOR, timeline=clock, trace=None, sanitizer=None, flops=None, operators_launched=0),
-        replaced(ACCELERATOR.python, counting=False, thread=0, calls=0),
         lowering.inductor_config.patch(lowering.SETTINGS),  # else it starts processes that compile
         compiler_config.patch(cache_key_tag=lowering.cache_tag(captures)),
         # Else CUDA's generators keep their state themselves, and there are none; neither way has kernels.
@@ -153,7 +145,7 @@ def _compile_by_device(
     lowering: Any = sys.modules[_LOWERING]
 
     def lower(captures: bool, gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
-        with around(), _as_simulated(captures):  # backward's turn may come after `compile_fx` has returned
+        with around():  # backward's turn may come after `compile_fx` has returned
             return lowering.lower(gm, example_inputs, captures=captures, **about)
 
     def compile_fx(model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
