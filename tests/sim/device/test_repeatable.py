@@ -65,7 +65,7 @@ def test_random_configurations(seed: int, tmp_path: Path) -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(10))
 def test_random_compiled_configurations(seed: int, tmp_path: Path) -> None:
-    """All but the first, whose plans they find on disk: its first step takes longer by the compiler's work."""
+    """All but the first, whose plans they find on disk: its first step takes longer."""
     folders = [tmp_path / f"{number}" for number in range(3)]
     for number, folder in enumerate(folders):
         program = str(HERE / "drawn_configurations.py")
