@@ -55,6 +55,8 @@ class PythonCalls:
     counting = False
     """Whether they are counted now."""
     _paused = False
+    _comparison = 0  # the `id` of the outermost `__eq__`'s frame; calls from there on are not counted:
+    # tables in C++ (DTensor's of shardings) hash by address, and compare keys now more often, now less
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
@@ -102,7 +104,7 @@ class PythonCalls:
     def leave(self) -> None:
         """Forget the calls so far: they are the simulator's own, or charged."""
         if threading.get_ident() == self._thread:
-            self.calls = 0
+            self.calls, self._comparison = 0, 0
             self._called.clear()
             self.resume()
 
@@ -130,9 +132,14 @@ class PythonCalls:
         self._previous: Any = sys.getprofile()
 
         def called(frame: Any, event: str, argument: Any) -> None:
-            if event == "call":
+            if self._comparison:
+                if event == "return" and id(frame) == self._comparison:
+                    self._comparison = 0
+            elif event == "call":
                 code, place = frame.f_code, id(frame.f_code)
-                if (codes.get(place) or codes.setdefault(place, (code, _is_counted(code))))[1]:
+                if code.co_name == "__eq__":
+                    self._comparison = id(frame)
+                elif (codes.get(place) or codes.setdefault(place, (code, _is_counted(code))))[1]:
                     self.calls += AGAIN if place in known else FIRST
                     known.add(place)
 

@@ -10,18 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.settings import Settings
-from fsdpbench.engine.devices.base import Placement
-from fsdpbench.engine.worker import run_rank
 from fsdpbench.sim.torch_device.python_calls import FIRST, PythonCalls
-from fsdpbench.sweep.planning import make_config, make_target, without_absent
-from fsdpbench.systems import get_system
 
 pytestmark = pytest.mark.simulated
 
@@ -186,6 +180,47 @@ def test_code_without_a_hash_is_counted() -> None:
     assert accelerator.timeline.cpu == 2 * 1_000 * FIRST // 100
 
 
+class Key:
+    """A key of a table, whose comparison calls another function."""
+
+    def __eq__(self, other: object) -> bool:
+        nothing()
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_comparisons_of_keys_do_not_count() -> None:
+    """Tables of C++ hash by address: how often they compare a process decides, not the program."""
+
+    def compared(often: int) -> Callable[[torch.Tensor], None]:
+        def step(x: torch.Tensor) -> None:
+            keys = [Key() for _ in range(often)]
+            assert Key() not in keys
+            nothing()
+            x.add_(1)
+
+        return step
+
+    assert times(compared(0), compared(5)) == [0, 200]  # of the step and of what it calls itself
+
+
+def test_a_comparison_that_fails_ends_too() -> None:
+    class Failing:
+        def __eq__(self, other: object) -> bool:
+            raise ValueError
+
+        __hash__ = None  # type: ignore[assignment]
+
+    def step(x: torch.Tensor) -> None:
+        with contextlib.suppress(ValueError):
+            Failing() == 1  # noqa: B015
+        nothing()
+        x.add_(1)
+
+    assert times(step, step) == [0, 200]
+
+
 def test_what_hides_a_function_from_dynamo_does_not_count() -> None:
     """The sanitizer watches operators through such functions, and a step takes as long with it."""
     hidden = torch._disable_dynamo(nothing)
@@ -198,28 +233,10 @@ def test_what_hides_a_function_from_dynamo_does_not_count() -> None:
     assert times(step, step, step) == [0, 200, 200]  # of the step and of what is hidden
 
 
-def configuration(system: str, **settings: Any) -> Config:
-    """A small one of eight simulated GPUs; `model` is among `settings`."""
-    model = settings.pop("model", "gpt-tiny")
-    where: dict[str, Any] = {"device": "sim", "hardware": "a100-80gb", "gpus": 8, "gpus_per_node": 4}
-    target = make_target(model=model, shape={}, data=None, **where)
-    return without_absent(make_config(target, system, Settings.of(**settings), target.workload()))
-
-
-def files_of(config: Config, folder: Path) -> dict[str, bytes]:
-    """The record and the trace of a run in a process of its own."""
-    from device_training import in_new_process
-
-    def run() -> None:
-        with contextlib.suppress(Exception):  # it is in the record
-            run_rank(config, Placement(0, config.gpus, 0), folder)
-
-    in_new_process(run)
-    return {path.name: path.read_bytes() for path in folder.rglob("rank0_*")}
-
-
 def alike_seen_or_not(config: Config, folder: Path, patch: pytest.MonkeyPatch) -> bool:
     """Whether a run has the same record and trace where the simulator's own calls are seen too."""
+    from drawn_configurations import files_of
+
     unseen = files_of(config, folder / "unseen")
     with patch.context() as context:
         context.setattr(PythonCalls, "pause", bool)  # False; a function of Python would be counted
@@ -227,35 +244,40 @@ def alike_seen_or_not(config: Config, folder: Path, patch: pytest.MonkeyPatch) -
     return seen == unseen and "rank0_record.json" in seen
 
 
+def test_how_often_torch_compares_specs_changes_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does so in some processes more often than in others, with equal seeds of hashes too."""
+    from drawn_configurations import configuration, files_of
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    config = configuration("torch-fsdp2", model="moe-tiny", batch=2, strategy="HYBRID_SHARD", ep=2)
+    once, compare = files_of(config, tmp_path / "once"), DTensorSpec.__eq__
+    compared = tmp_path / "compared"
+
+    class Twice:
+        def __eq__(self, other: object) -> bool:
+            compared.touch()
+            return compare(self, other) and compare(self, other)
+
+        __hash__ = DTensorSpec.__hash__
+
+    monkeypatch.setattr(DTensorSpec, "__eq__", Twice.__eq__)
+    assert files_of(config, tmp_path / "twice") == once
+    assert compared.exists()
+    assert "rank0_record.json" in once
+
+
 def test_what_the_simulator_hides_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from drawn_configurations import configuration
+
     assert alike_seen_or_not(configuration("torch-fsdp2", batch=2, seq=64), tmp_path, monkeypatch)
-
-
-VALUES: dict[str, tuple[Any, ...]] = {
-    "strategy": ("SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"), "wrap": ("every-2", "root"), "batch": (2, 4),
-    "backward_prefetch": ("post", "none"), "forward_prefetch": (1, 2), "limit_all_gathers": ("off", 1),
-    "memory_handover": ("record_stream", "events"), "activation_checkpointing": ("op", "full"),
-    "cpu_offload": (True,), "activation_offload": (True,), "optimizer": ("adamw-foreach", "sgd", "muon"),
-    "linear_dtype": ("fp8",), "grad_accum": (2,), "clip": (1.0,), "lora": (8,), "zero_grad": ("fill",),
-    "tp": (2,), "cp": (2,), "ep": (2,), "layout": ("grouped", "packed"), "symmetric_memory": (True,),
-}  # fmt: skip
-SYSTEMS = ("impl-fsdp1", "impl-fsdp2", "torch-fsdp1", "torch-fsdp2", "torch-ddp")
-MODELS = ("gpt-tiny", "t5-tiny", "llama-tiny", "moe-tiny", "regnet-tiny")
-
-
-def drawn(numbers: random.Random) -> Config:
-    """A random configuration that its system can have: up to four settings are not at their default."""
-    while True:
-        names = numbers.sample(sorted(VALUES), numbers.randint(0, 4))
-        settings = {name: numbers.choice(VALUES[name]) for name in names}
-        with contextlib.suppress(Exception):  # impossible together
-            config = configuration(numbers.choice(SYSTEMS), model=numbers.choice(MODELS), **settings)
-            if not get_system(config.system).not_applicable(config):
-                return config
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(150))
 def test_in_random_configurations_neither(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from drawn_configurations import drawn
+
     config = drawn(random.Random(seed))
     assert alike_seen_or_not(config, tmp_path, monkeypatch), config.name
