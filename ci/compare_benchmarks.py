@@ -81,7 +81,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def machine_of(content: Mapping[str, Any]) -> dict[str, str]:
-    """What must be equal; the machine's name need not be."""
+    """Return the parts that must be equal; the machine's name need not be."""
     info = content.get("machine_info") or {}
     cpu = info.get("cpu") or {}
     python = ".".join(str(info.get("python_version")).split(".")[:2])

@@ -42,7 +42,7 @@ def step_times(shape: str, repeat: int, seq: int, batch: int) -> dict[str, list[
 
 
 def read_step_times(folder: Path) -> dict[str, list[float]]:
-    """What `step_times` returns, of a sweep's folder."""
+    """Return the step times of a sweep's folder, as `step_times` does."""
     found: dict[str, list[float]] = {}
     for path in sorted(folder.glob("*/result.json")):
         if re.search(r"\.run\d+$", path.parent.name):

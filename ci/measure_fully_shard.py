@@ -38,7 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """Of one configuration: seconds, bytes, and retries of the allocator."""
+    """The figures of one configuration: seconds, bytes, and retries of the allocator."""
 
     step_s: float
     allocated: int

@@ -29,7 +29,7 @@ FRONTS = {"fsdp2": 0.25, "original": 0.25, "flat": 0.32}
 
 
 def forward(model: Any, batch: torch.Tensor) -> None:
-    """What a frozen model does."""
+    """Run a frozen model."""
     with torch.no_grad():
         model(batch)
 

@@ -1,4 +1,4 @@
-"""What compiling gains: published pairs of eager and compiled runs beside the same pairs simulated.
+"""The gain of compiling: published pairs of eager and compiled runs beside the same pairs simulated.
 
     python ci/measure_pairs.py RUNS.csv -o FOLDER
 

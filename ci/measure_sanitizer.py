@@ -1,10 +1,10 @@
-"""What the sanitizer costs: three steps of a configuration with it, as a ratio to the same without.
+"""The cost of the sanitizer: three steps of a configuration with it, as a ratio to the same without.
 
     python ci/measure_sanitizer.py [--runs 3] [CASE…]
 
 Each run is a process forked from one that has imported torch and built nothing; runs with and without take
-turns, in both orders. Told are the median ratios of wall and processor time, and the most memory of the runs
-with it.
+turns, in both orders. The result has the median ratios of wall and processor time, and the most memory of
+the runs with it.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _error(row: Residual, spread: float) -> float:
-    """Of the step time, above 0 if predicted too slow."""
+    """Return the error of the step time, above 0 if predicted too slow."""
     more = spread * max(0.0, expected_largest(row.gpus) - expected_largest(8))
     return math.exp(-row.log_ratio) * (1 + more) - 1
 

@@ -228,7 +228,7 @@ def write_slopes(path: Path, slopes: Slopes) -> None:
 
 
 def read_slopes(path: Path) -> Slopes:
-    """What `write_slopes` wrote."""
+    """Read the table that `write_slopes` wrote."""
     with path.open(newline="") as file:
         return {
             (row["source"], row["chip"], row["run"]): {key.name: float(row[key.name]) for key in KEYS}
@@ -252,7 +252,7 @@ def runs_of(slopes: Slopes, errors: Path | None) -> list[Run]:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """What is added to each key (to its logarithm, or to it), with standard errors."""
+    """Return the term added to each key (to its logarithm, or to it), with standard errors."""
 
     names: tuple[tuple[str, str], ...]
     change: np.ndarray

@@ -7,7 +7,7 @@ runs that have been published, by predicting them without what is known of it:
     NEW_CHIP   as they were, on chips to which no key was fitted
     CHIP       the keys that were fitted to runs on their chip come from another chip (`held_out_cases`)
     NETWORK    the packaged profile's network instead of the one that was stated
-    SYSTEM     PyTorch's FSDP2 instead of its FSDP1, and the other way round
+    SYSTEM     PyTorch's FSDP2 instead of its FSDP1, and FSDP1 instead of FSDP2
     SOFTWARE   today's software instead of that of their time
     MODEL      runs of models whose shape or settings had to be assumed
 """

@@ -28,7 +28,7 @@ COLOURS = 128
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture: the command that makes the page, where the page is, and what of it is shown."""
+    """One picture: the command that makes the page, where the page is, and the part that is shown."""
 
     command: str
     page: str

@@ -1,4 +1,4 @@
-"""What the site builder asks of this project: pages that are made, and links that fit the site."""
+"""Hooks of the site builder: pages that are made, and links that fit the site."""
 
 from __future__ import annotations
 

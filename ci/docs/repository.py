@@ -92,7 +92,7 @@ def page(path: str) -> str:
 
 
 def origin(path: str) -> str:
-    """What the links of the page that shows `path` are relative to."""
+    """Return the path that links of the page showing `path` are relative to."""
     return f"{path}/index.md" if (ROOT / path).is_dir() else path
 
 

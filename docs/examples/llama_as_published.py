@@ -62,7 +62,7 @@ def turn(x: Tensor, table: Tensor, rotary: str) -> Tensor:
 
 
 def make_table(turns: Tensor, rotary: str, batch: int, dtype: torch.dtype) -> Tensor:
-    """What `turn` multiplies with, made once a forward."""
+    """Return the factors of `turn`, made once a forward."""
     if rotary == "complex":
         return torch.polar(torch.ones_like(turns), turns)
     if rotary == "matrices":

@@ -109,7 +109,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     """Clip the gradients of a model under ``FullyShardedDataParallel``; returns their norm before.
 
     Parameters of units count once for each shard group: ranks that hold replicas hold equal gradients.
-    Parameters that no unit holds are taken to be equal on all ranks. The norm is a collective over each shard
+    Parameters that no unit holds are assumed equal on all ranks. The norm is a collective over each shard
     group in use.
     """
     sharded: dict[ProcessGroup | None, list[torch.Tensor]] = {}

@@ -96,7 +96,7 @@ class LentMemory:
         self._stage += 1
 
     def is_copying(self, stages_held: int) -> bool:
-        """Return whether gradients can be given back once copied, those of the last so many stages aside."""
+        """Return whether gradients of stages but the last `stages_held` can be given back once copied."""
         if not self._gradients or self._largest_input > _HUGE_INPUT:
             return False
         first = self._gradients[0]

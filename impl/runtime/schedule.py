@@ -7,7 +7,7 @@ which runs ahead of nothing, the next stage's is issued there without a ``depth`
 gathered, as on a device.
 
 Backward needs prefetch: without it the all-gather of a stage is issued after the reduce-scatter of the stage
-before, and the two queue behind each other in one communicator. The order of backward is taken to be the
+before, and the two queue behind each other in one communicator. The order of backward is assumed to be the
 reverse of the order in which stages finished forward, recorded in every iteration::
 
     forward    F1  F2  F3            recorded: 1 2 3

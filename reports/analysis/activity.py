@@ -31,7 +31,7 @@ from fsdpbench.reports.readers import MISSING, Category, CollectiveInfo, Trace, 
 from fsdpbench.reports.readers.trace import Bool, Columns, Float64, Int8, Int32, Int64
 
 UNKNOWN_TIME = np.iinfo(np.int64).min
-"""Stands for "no launch recorded"."""
+"""Means "no launch recorded"."""
 
 
 _MEANT = ("all_gather", "reduce_scatter", "all_reduce")
@@ -215,7 +215,7 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
     """Return the collectives with types and sizes.
 
     The metadata's name decides before the kernel's: RCCL calls all kernels alike. What carries out one of
-    FSDP's collectives by other means counts as what it stands for: a reduce-scatter as an all-to-all, or an
+    FSDP's collectives by other means counts as that collective: a reduce-scatter as an all-to-all, or an
     all-gather as a broadcast a rank, which are one. On gloo `impl` leaves the own part out of the former.
     """
     number = {kind: index for index, kind in enumerate(COLLECTIVE_TYPES)}
@@ -327,7 +327,7 @@ def wire_bytes(kind: CollectiveType, message: int, ranks: int | None) -> int | N
 # torch writes a group's ranks as text, `[0, 1, 2, 3]`; of large groups a part, `[0, 8, 16, ..., 504]`.
 
 MOST_RANKS = 1 << 16
-"""More ranks than this are not listed: a shortened list of few characters may stand for any number."""
+"""More ranks than this are not listed: a shortened list of few characters may mean any number."""
 
 
 def group_ranks(info: CollectiveInfo) -> tuple[int, ...] | None:

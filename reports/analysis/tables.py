@@ -313,7 +313,7 @@ _COPY = re.compile(r"copy|clone|CatArray|_cat_|(^|_)stack_", re.IGNORECASE)
 class WorkCounts:
     """Over all steps.
 
-    kernels: computation launched (operators on a CPU trace).  copies: what of it moves data only, with memcpy
+    kernels: computation launched (operators on a CPU trace).  copies: those that only move data, with memcpy
     and memset; by name, and a copy fused into a kernel that computes does not count.  limiter_waits:
     times that the CPU asked the rate limiter and waited for a mark of it.
     """

@@ -31,7 +31,7 @@ Bool = npt.NDArray[np.bool_]
 T = TypeVar("T")
 
 MISSING = -1
-"""Stands for "the event does not say" in the columns correlation, stream and device."""
+"""Means "the event does not say" in the columns correlation, stream and device."""
 
 
 class TraceError(UsageError):

@@ -1,4 +1,4 @@
-"""`fsdpbench plan`: what a sweep would run, what of it cannot fit, and what it would cost."""
+"""`fsdpbench plan`: what a sweep would run, which of it cannot fit, and what it would cost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _GIB = 2**30
 def command(
     space: str | None, assignments: tuple[str, ...], as_json: bool, no_predict: bool, **options: Any
 ) -> None:
-    """Say what a sweep would run, what of it fits and how fast, and the time and disk that it would take.
+    """Show what a sweep would run, which of it fits, how fast, and the time and disk that it would take.
 
     \b
     fsdpbench plan --model llama3-8b --gpus 64 --hardware h100-80gb --batch 1,2,4 --wrap block,every-2

@@ -61,7 +61,7 @@ class Bounds:
 class Claim:
     """A conclusion from the values at `places`; a ratio is the first over the second.
 
-    `taken`: what of the simulation was set from these same values. Such a claim tests nothing.
+    `taken`: the parts of the simulation that were set from these same values. Such a claim tests nothing.
     """
 
     kind: Kind

@@ -29,8 +29,8 @@ _AUXILIARY = 0.1
 
 @dataclass(frozen=True)
 class Term:
-    """A sum or mean in a loss: the `count` of elements that it is a mean over (1: a sum), what that is
-    multiplied by, and the number `divisor` of which an element weighs 1."""
+    """A sum or mean in a loss: the `count` of elements averaged (1: a sum), its factor `weight`, and the
+    number `divisor`: an element of the loss weighs one of so many."""
 
     count: float
     weight: float

@@ -65,7 +65,7 @@ class StepRecord:
     """That of the coarsest dtype in which layers compute, where it is not the parameters'."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     reduces: bool = False
-    """Whether an optimizer has called a reduction in its step, until now."""
+    """Whether an optimizer has called a reduction in its step, so far."""
     splits: bool = False
     """Whether the script itself called an all-to-all in a backward, or a reduction among some ranks."""
 

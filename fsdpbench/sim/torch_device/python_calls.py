@@ -111,7 +111,7 @@ class PythonCalls:
     def pause(self) -> bool:
         """See no calls until `resume` or `leave`, in a part of the simulator that calls nothing counted.
 
-        Unseen its Python takes half the time. Return whether calls were seen until now.
+        Unseen its Python takes half the time. Return whether calls were seen so far.
         """
         if not (self.counting and _PAUSES and sys.getprofile() is self._function):
             return False
