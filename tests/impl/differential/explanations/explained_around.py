@@ -13,6 +13,7 @@ from differential.explanations.situation import (
     refused,
     replaced_after_optimizer,
     runs_backward,
+    since_built,
 )
 from differential.ranks.observing import Value
 
@@ -137,6 +138,14 @@ AROUND: list[Explanation] = [
         f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
         lambda s: flat(s, originals=True) and isinstance(s.operation, ops.SaveOptimizer | OptimizerOrder)
         and replaced_after_optimizer(s) and s.torch == "KeyError",
+    ),
+    Explanation(
+        "the state of an optimizer made after its parameter was replaced",
+        "torch never takes up what replaces a parameter without elements on its rank (KeyError); ours does",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s, originals=True) and isinstance(s.operation, ops.SaveOptimizer | OptimizerOrder)
+        and any(isinstance(each, ops.Write) and each.how == "replace" for each in since_built(s))
+        and s.torch == "KeyError" and "tensor([]" in s.torch_words and not s.impl_words,
     ),
     Explanation(
         "a hook on a wrapper that was used before its root",
