@@ -24,7 +24,7 @@ AROUND: list[Explanation] = [
         "parameters changed between forward and backward",
         "torch goes on where they were sharded again; ours refuses",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s) and earlier(s, ops.Write)
+        lambda s: flat(s) and (earlier(s, ops.Write) or earlier(s, ops.OptimizerInBackward))
         and "changing the parameters between forward and backward" in s.impl_words,
     ),
     Explanation(
@@ -49,6 +49,15 @@ AROUND: list[Explanation] = [
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s, strategy="NO_SHARD") and isinstance(s.operation, CallInside)
         and s.operation.call == "state_dict" and s.name == "said" and s.impl == ["AssertionError"],
+        ends=False,
+    ),
+    Explanation(
+        "summoned in backward before its own",
+        "under SHARD_GRAD_OP torch finds its views gathered there (AssertionError); ours shows the parameters",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, strategy="SHARD_GRAD_OP", originals=True) and isinstance(s.operation, CallInside)
+        and s.operation.call == "summon" and s.operation.backward and s.name == "said"
+        and (s.torch, s.impl) == (["AssertionError"], ["done"]),
         ends=False,
     ),
     Explanation(
