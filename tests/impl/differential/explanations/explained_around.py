@@ -53,7 +53,7 @@ AROUND: list[Explanation] = [
     ),
     Explanation(
         "summoned in backward before its own",
-        "under SHARD_GRAD_OP torch finds its views gathered there (AssertionError); ours shows the parameters",
+        "under SHARD_GRAD_OP torch finds its views gathered there (AssertionError); ours shows the values",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s, strategy="SHARD_GRAD_OP", originals=True) and isinstance(s.operation, CallInside)
         and s.operation.call == "summon" and s.operation.backward and s.name == "said"
