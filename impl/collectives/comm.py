@@ -53,6 +53,8 @@ class UnitGroups:
     replicate: ProcessGroup | None = None
     replicate_size: int = 1
     reduce: ProcessGroup | None = None
+    # Whether there are both, be they of one rank.
+    hybrid: bool = False
 
     @classmethod
     def of(cls, shard: ProcessGroup | None, replicate: ProcessGroup | None = None) -> UnitGroups:
@@ -66,6 +68,7 @@ class UnitGroups:
             replicate=replicate if replicate_size > 1 else None,
             replicate_size=replicate_size,
             reduce=shard if shard_size > 1 else None,
+            hybrid=shard is not None and replicate is not None,
         )
 
     def with_reduce_group(self, separate: bool) -> UnitGroups:

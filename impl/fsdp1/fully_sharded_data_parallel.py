@@ -17,6 +17,7 @@ from ..runtime.presentation import FLAT_NAME, WRAPPED
 from ..runtime.stage import Stage
 from ..runtime.unit import Unit
 from ..shared.settings import MemoryHandover, ScheduleSettings, own
+from ..shared.torch_internals import compiler_at_work
 from .flat_checks import check_outside, check_summoning, ignored, warn_of_wrapping
 from .flat_param import FlatParameter, without_activation_wrapper
 from .flat_units import (
@@ -141,6 +142,9 @@ class FullyShardedDataParallel(StateDictMethods):
         self.process_group = group_of(process_group, device_mesh)
         self._use_orig_params = use_orig_params
         self._hooks = self._hold(module, units, settings)
+        from ..shared.torch_internals import skip_frame  # the compiler is imported now
+
+        skip_frame(FullyShardedDataParallel.forward)  # what is wrapped is compiled by itself
         self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
 
     def _hold(self, module: nn.Module, units: Sequence[Unit], settings: ScheduleSettings) -> ModuleHooks:
@@ -185,10 +189,12 @@ class FullyShardedDataParallel(StateDictMethods):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module with its parameters gathered."""
-        hooks, wrapped = self._hooks, self._modules[WRAPPED]
-        assert wrapped is not None
-        args, kwargs = hooks.pre_forward(self, args, kwargs)
-        return hooks.post_forward(self, args, wrapped(*args, **kwargs))
+        wrapped: Any = self._modules[WRAPPED]
+        pre_forward, post_forward = self._hooks.pre_forward, self._hooks.post_forward
+        if compiler_at_work() is not None:  # it may compile what is wrapped, not the hooks
+            pre_forward, post_forward = map(torch.compiler.disable, (pre_forward, post_forward))
+        args, kwargs = pre_forward(self, args, kwargs)
+        return post_forward(self, args, wrapped(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped module, where the wrapper has none of that name."""

@@ -177,9 +177,9 @@ class FSDPModule:
             stream: where the hook runs, instead of the stream of all-reduces; not with replicas.
         """
         for unit in self._units_of_one_mesh("set_all_reduce_hook", recurse):
-            if stream is not None and unit.groups.replicate is not None:
+            if stream is not None and (unit.groups.replicate is not None or unit.groups.hybrid):
                 raise ValueError(
-                    "stream cannot be set where replicas are summed: the hook runs on the stream of that"
+                    "stream cannot be set on a mesh with replicas: the hook runs on the stream of their sum"
                 )
             unit.gradients.all_reduce_hook = hook
             if stream is not None:

@@ -240,12 +240,11 @@ def _register_hooks(modules: list[nn.Module], hooks: ModuleHooks) -> None:
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function``, disabled while a compiler is at work; else without that detour."""
-    disabled = torch.compiler.disable(function)
     from ..shared.torch_internals import compiler_at_work, skip_frame  # the compiler is imported now
 
     @skip_frame
     def hook(*arguments: Any) -> Any:
-        return (function if compiler_at_work() is None else disabled)(*arguments)
+        return (function if compiler_at_work() is None else torch.compiler.disable(function))(*arguments)
 
     return hook
 

@@ -153,9 +153,11 @@ def case_refusals(rank: int) -> None:
         if hasattr(model, "set_symm_mem_for_comm") and (api is impl or not torch.backends.cuda.is_built()):
             with pytest.raises((RuntimeError, AssertionError)):
                 model.set_symm_mem_for_comm()
-        model = api.fully_shard(nn.Linear(4, 4), mesh=hybrid)
-        with pytest.raises(ValueError, match="stream cannot be set"):
-            model.set_all_reduce_hook(print, stream=object())
+        for sizes in ((4, 1), (1, 4), (2, 2)):  # also where one of the two groups is of this rank alone
+            mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
+            model = api.fully_shard(nn.Linear(4, 4), mesh=mesh)
+            with pytest.raises(ValueError, match="stream cannot be set"):
+                model.set_all_reduce_hook(print, stream=object())
         model.set_allocate_memory_from_process_group_for_comm(True)  # gloo has no allocator: as before
         model(torch.ones(2, 4)).sum().backward()
         model.set_allocate_memory_from_process_group_for_comm(False)

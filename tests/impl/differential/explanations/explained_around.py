@@ -13,6 +13,7 @@ from differential.explanations.situation import (
     refused,
     replaced_after_optimizer,
     runs_backward,
+    since_built,
 )
 from differential.ranks.observing import Value
 
@@ -23,7 +24,7 @@ AROUND: list[Explanation] = [
         "parameters changed between forward and backward",
         "torch goes on where they were sharded again; ours refuses",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s) and earlier(s, ops.Write)
+        lambda s: flat(s) and (earlier(s, ops.Write) or earlier(s, ops.OptimizerInBackward))
         and "changing the parameters between forward and backward" in s.impl_words,
     ),
     Explanation(
@@ -48,6 +49,15 @@ AROUND: list[Explanation] = [
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s, strategy="NO_SHARD") and isinstance(s.operation, CallInside)
         and s.operation.call == "state_dict" and s.name == "said" and s.impl == ["AssertionError"],
+        ends=False,
+    ),
+    Explanation(
+        "summoned in backward before its own",
+        "under SHARD_GRAD_OP torch finds its views gathered there (AssertionError); ours shows the values",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, strategy="SHARD_GRAD_OP", originals=True) and isinstance(s.operation, CallInside)
+        and s.operation.call == "summon" and s.operation.backward and s.name == "said"
+        and (s.torch, s.impl) == (["AssertionError"], ["done"]),
         ends=False,
     ),
     Explanation(
@@ -137,6 +147,14 @@ AROUND: list[Explanation] = [
         f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
         lambda s: flat(s, originals=True) and isinstance(s.operation, ops.SaveOptimizer | OptimizerOrder)
         and replaced_after_optimizer(s) and s.torch == "KeyError",
+    ),
+    Explanation(
+        "the state of an optimizer made after its parameter was replaced",
+        "torch never takes up what replaces a parameter without elements on its rank (KeyError); ours does",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s, originals=True) and isinstance(s.operation, ops.SaveOptimizer | OptimizerOrder)
+        and any(isinstance(each, ops.Write) and each.how == "replace" for each in since_built(s))
+        and s.torch == "KeyError" and "tensor([]" in s.torch_words and not s.impl_words,
     ),
     Explanation(
         "a hook on a wrapper that was used before its root",

@@ -66,7 +66,7 @@ FLAT: list[Explanation] = [
         "gathered ahead in forward and then skipped",
         "torch leaves such a unit gathered and shows it so, ours shards it again",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s, forward_prefetch=True) and s.name.startswith("parameter")
+        lambda s: flat(s, forward_prefetch=True) and s.name.startswith(("parameter", "get_parameter"))
         and any(isinstance(each, ops.Forward) and each.skip for each in s.program.operations[: s.index + 1]),
         ends=False,
     ),
