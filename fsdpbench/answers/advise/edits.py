@@ -233,16 +233,44 @@ class _Text(ScriptText):
 
     def bare(self, call: ast.Call, names: Sequence[str]) -> None:
         """Call the function that a call recomputes by itself."""
-        called = self.source(call.func).rpartition(".")[2]
+        called = self._called(call.func, names)
         if called not in ("checkpoint", "checkpoint_wrapper"):
             if called == "apply_activation_checkpointing":
                 return self.without(call)
-            raise NoDiffError(f"{called} decides which blocks are recomputed")
+            return self._not_enabled(called)
         plain = self.source(call.args[0])
         if called == "checkpoint":
             given = [*call.args[1:], *(each for each in call.keywords if each.arg not in names)]
             plain = f"{plain}({', '.join(map(self.source, given))})"
         return self.change(*self.offsets(call), plain)
+
+    def _called(self, function: ast.expr, names: Sequence[str]) -> str:
+        """Return the name of a function where it comes from, behind `import ... as` and a `functools.partial`
+        that gives it no more than keywords of these `names`."""
+        source = self.source(function)
+        for each in ast.walk(self.tree):
+            if isinstance(each, ast.ImportFrom):
+                for name in each.names:
+                    if name.asname == source:
+                        return name.name
+            if isinstance(each, ast.Assign) and [*map(self.source, each.targets)] == [source]:
+                made = each.value
+                if not isinstance(made, ast.Call) or not self.source(made.func).endswith("partial"):
+                    continue
+                if len(made.args) != 1 or source == self.source(made.args[0]):
+                    continue
+                called = self._called(made.args[0], names)
+                if called != "checkpoint" or all(given.arg in names for given in made.keywords):
+                    return called
+        return source.rpartition(".")[2]
+
+    def _not_enabled(self, called: str) -> None:
+        """Leave out what makes a model of Hugging Face recompute its blocks inside of `called`."""
+        every = [each for each in ast.walk(self.tree) if isinstance(each, ast.Call)]
+        found = [each for each in every if self.source(each.func).endswith(".gradient_checkpointing_enable")]
+        if len(found) != 1 or not isinstance(self.parents[found[0]], ast.Expr):
+            raise NoDiffError(f"{called} decides which blocks are recomputed")
+        self.without(found[0])
 
     def detached(self, call: ast.Call) -> None:
         """Keep a value on the device that a call reads: `x.item()`, `float(x)`."""

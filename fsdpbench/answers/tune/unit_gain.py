@@ -1,12 +1,13 @@
 """The gain of the choice by unit over the best uniform configuration: its figures, and a picture.
 
 The picture has a box for each block (what it recomputes) and each unit (whether it is resharded, or what it
-saves offloaded), and below them the memory of a step, by unit and uniform, with what torch may use.
+saves offloaded, its blocks and its prefetch), and below them the memory of a step, by unit and uniform, with
+what torch may use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import jinja2
 
 from fsdpbench.answers.tune.front import Candidate
 from fsdpbench.answers.tune.per_unit import Chosen, family_of
-from fsdpbench.base.settings.values import is_mixed, spread
+from fsdpbench.base.settings.values import is_mixed, spread, unit_sizes
 from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.store import point_folder_name
 from fsdpbench.reports.analysis.activity import find_activity
@@ -24,9 +25,12 @@ from fsdpbench.reports.analysis.units import fsdp_spans
 from fsdpbench.reports.pages.ranking import Paired, paired, rank
 from fsdpbench.reports.pages.view import Configuration, load_run
 from fsdpbench.reports.readers import read_trace
+from fsdpbench.sweep.planning import workload_named
 
 PICTURE = "per_unit.svg"
 _GIB = 2**30
+_WORDS = {"true": "resharded", "false": "gathered"}
+_PLACES = {"true": "on the host", "false": "on the GPU"}
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,13 @@ def gained(folder: Path, chosen: Chosen) -> UnitGain:
     entries = {entry.row.folder.name: entry for entry in rank(load_run(folder))}
     one = entries[point_folder_name(chosen.by_unit.config)]
     other = chosen.uniform and entries[point_folder_name(chosen.uniform.config)]
-    curves = [_Curve.of(other.row, "uniform", "#999999")] if other else []
-    write_whole(folder / PICTURE, _draw(chosen, [*curves, _Curve.of(one.row, "by unit", "#1d3557")]))
+    curves = [Curve.of(other.row, "uniform", "#999999")] if other else []
+    write_whole(folder / PICTURE, draw(chosen, [*curves, Curve.of(one.row, "by unit", "#1d3557")]))
     return UnitGain(chosen, paired(one, other) if other else None)
 
 
 @dataclass(frozen=True)
-class _Curve:
+class Curve:
     """A line of the picture: (ns, bytes allocated) of a step, the place of its peak, and bytes reserved."""
 
     name: str
@@ -94,7 +98,8 @@ class _Curve:
     reserved: int
 
     @classmethod
-    def of(cls, row: Configuration, name: str, colour: str) -> _Curve:
+    def of(cls, row: Configuration, name: str, colour: str) -> Curve:
+        """Return the line of a row's first trace."""
         trace = read_trace(row.traces[0])
         clock = device_clock(find_activity(trace, fsdp_spans(trace)))
         curve = memory_curve(trace, max_points=600, clock=clock)
@@ -103,29 +108,61 @@ class _Curve:
         return cls(name, colour, points, int(curve.allocated.argmax()), int(curve.reserved.max()))
 
 
-def _draw(chosen: Chosen, curves: list[_Curve]) -> str:
+@dataclass(frozen=True)
+class _Box:
+    word: str
+    blocks: int
+
+
+@dataclass(frozen=True)
+class _Strip:
+    """A row of the picture, whose boxes are as wide as their blocks; `numbers`: they are written in them."""
+
+    label: str
+    numbers: bool
+    boxes: list[_Box]
+
+
+def draw(chosen: Chosen, curves: list[Curve]) -> str:
+    """Return the picture as SVG."""
     config = chosen.by_unit.config
     family, settings = family_of(config), config.settings
-    recomputed = _each(settings.activation_checkpointing, len(family.kinds))
+    count, units = len(family.kinds), workload_named(config).units(settings.wrap) or len(family.kinds)
+    sizes = unit_sizes(settings.wrap, workload_named(config).stacks())
     kept = settings.strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
     resharded = _each(settings.reshard_after_forward, family.units, "false" if kept else "true")
-    words = ["resharded" if each == "true" else "gathered" for each in resharded]
-    offload = _each(settings.activation_offload, len(family.kinds)) if settings.activation_offload else []
-    places = ["on the host" if each == "true" else "on the GPU" for each in offload]
+    offload = _each(settings.activation_offload, units) if settings.activation_offload else []
+    strips = [
+        _Strip("recomputed", False, _boxes(_each(settings.activation_checkpointing, count), [])),
+        _Strip("after forward", False, _boxes([_WORDS[each] for each in resharded], sizes)),
+        _Strip("activations", False, _boxes([_PLACES[each] for each in offload], sizes)),
+    ]
+    of_units = {"blocks of a unit": settings.wrap, "ahead, forward": settings.forward_prefetch}
+    for label, value in (of_units | {"ahead, backward": settings.backward_prefetch_depth}).items():
+        if is_mixed(value):
+            words = [word.removeprefix("every-") for word in spread(str(value))]
+            strips.append(_Strip(label, True, _boxes(words, sizes)))
+    strips = [each for each in strips if each.boxes]
     template = Path(__file__).with_name(f"{PICTURE}.jinja").read_text(encoding="utf-8")
     return (
         jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=True)
         .from_string(template)
         .render(
             name=config.name,
-            strips=(("recomputed", recomputed), ("after forward", words), ("activations", places)),
-            legend=dict.fromkeys([*recomputed, *words, *places]),
+            strips=[(each.label, each.numbers, each.boxes) for each in strips],
+            legend=dict.fromkeys(box.word for each in strips if not each.numbers for box in each.boxes),
             usable=chosen.usable,
             most=max(chosen.usable, *(curve.reserved for curve in curves)),
             curves=curves,
             longest=max(curve.points[-1][0] for curve in curves),
         )
     )
+
+
+def _boxes(words: Sequence[str], sizes: Sequence[int]) -> list[_Box]:
+    """Return a box for each word, as wide as its unit's blocks where these are known."""
+    sizes = sizes if words and sizes else [1] * len(words)
+    return [_Box(*each) for each in zip(words, sizes, strict=True)]
 
 
 def _each(value: Any, count: int, alike: str = "") -> list[str]:
