@@ -110,18 +110,14 @@ def fitting_mix(
     if config.script is None or as_it_is.fits or not (result.get("script") or {}).get("observed"):
         return None
     alike = _varied(config, "", steady=_is_steady(result))
-    for candidate, trial in by_unit(alike, result, as_it_is, {}, _told(jobs, tell)):
-        return _with_diff(_tried(candidate, roomy, trial), str(config.script.own_folder))
-    return None
+    found = next(by_unit(alike, result, as_it_is, {}, _told(jobs, tell)), None)
+    return found and _with_diff(_tried(found[0], roomy, found[1]), str(config.script.own_folder))
 
 
 def _told(jobs: int, tell: Callable[[str], None]) -> Callable[[Sequence[Config]], list[Trial]]:
     """Return a function that simulates mixes of blocks, and tells how far it is."""
-
-    def run(mixes: Sequence[Config]) -> list[Trial]:
-        return simulate(mixes, jobs, lambda done: tell(f"simulated {done} of {len(mixes)} by unit"))
-
-    return run
+    said = "simulated {} of {} by unit"
+    return lambda mixes: simulate(mixes, jobs, lambda done: tell(said.format(done, len(mixes))))
 
 
 def _with_diff(each: Tried, folder: str) -> Tried:

@@ -22,6 +22,8 @@ _POSITIONS = {
     "zero_grad": ("set_to_none",),
 }  # fmt: skip
 """Parameters that a call may give by position."""
+_ENABLES = ".gradient_checkpointing_enable"
+"""How a model of Hugging Face is told to recompute its blocks."""
 
 
 class NoDiffError(Exception):
@@ -237,7 +239,11 @@ class _Text(ScriptText):
         if called not in ("checkpoint", "checkpoint_wrapper"):
             if called == "apply_activation_checkpointing":
                 return self.without(call)
-            return self._not_enabled(called)
+            every = [each for each in ast.walk(self.tree) if isinstance(each, ast.Call)]
+            found = [each for each in every if self.source(each.func).endswith(_ENABLES)]
+            if len(found) != 1 or not isinstance(self.parents[found[0]], ast.Expr):
+                raise NoDiffError(f"{called} decides which blocks are recomputed")
+            return self.without(found[0])
         plain = self.source(call.args[0])
         if called == "checkpoint":
             given = [*call.args[1:], *(each for each in call.keywords if each.arg not in names)]
@@ -249,28 +255,16 @@ class _Text(ScriptText):
         that gives it no more than keywords of these `names`."""
         source = self.source(function)
         for each in ast.walk(self.tree):
-            if isinstance(each, ast.ImportFrom):
-                for name in each.names:
-                    if name.asname == source:
-                        return name.name
-            if isinstance(each, ast.Assign) and [*map(self.source, each.targets)] == [source]:
-                made = each.value
-                if not isinstance(made, ast.Call) or not self.source(made.func).endswith("partial"):
-                    continue
-                if len(made.args) != 1 or source == self.source(made.args[0]):
-                    continue
-                called = self._called(made.args[0], names)
-                if called != "checkpoint" or all(given.arg in names for given in made.keywords):
-                    return called
+            if isinstance(each, ast.alias) and each.asname == source:
+                return each.name
+            if not isinstance(each, ast.Assign) or [*map(self.source, each.targets)] != [source]:
+                continue
+            match each.value:
+                case ast.Call(func, [first], keywords) if self.source(func).endswith("partial"):
+                    called = source if self.source(first) == source else self._called(first, names)
+                    if called != "checkpoint" or all(given.arg in names for given in keywords):
+                        return called
         return source.rpartition(".")[2]
-
-    def _not_enabled(self, called: str) -> None:
-        """Leave out what makes a model of Hugging Face recompute its blocks inside of `called`."""
-        every = [each for each in ast.walk(self.tree) if isinstance(each, ast.Call)]
-        found = [each for each in every if self.source(each.func).endswith(".gradient_checkpointing_enable")]
-        if len(found) != 1 or not isinstance(self.parents[found[0]], ast.Expr):
-            raise NoDiffError(f"{called} decides which blocks are recomputed")
-        self.without(found[0])
 
     def detached(self, call: ast.Call) -> None:
         """Keep a value on the device that a call reads: `x.item()`, `float(x)`."""

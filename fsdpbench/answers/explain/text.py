@@ -117,14 +117,9 @@ def growth_lines(account: Account) -> Iterator[str]:
     yield f"At this rate memory runs out after about {steps_until_full(account):,} steps."
 
 
-def is_growing(advice: Advice) -> bool:
-    """Return whether memory grows from step to step until it is full."""
-    return grows(advice.as_it_is) or grows(advice.roomy)
-
-
 def change_lines(advice: Advice) -> Iterator[str]:
     """Yield the changes of `advice` that fit, and those that are not enough."""
-    growing = is_growing(advice)
+    growing = grows(advice.as_it_is) or grows(advice.roomy)
     if advice.unstopped:
         yield (
             "Neither .detach() nor .cpu() of what is kept stops the growth (simulated): find what keeps what "

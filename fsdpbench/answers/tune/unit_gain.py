@@ -7,7 +7,7 @@ what torch may use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,21 +108,6 @@ class Curve:
         return cls(name, colour, points, int(curve.allocated.argmax()), int(curve.reserved.max()))
 
 
-@dataclass(frozen=True)
-class _Box:
-    word: str
-    blocks: int
-
-
-@dataclass(frozen=True)
-class _Strip:
-    """A row of the picture, whose boxes are as wide as their blocks; `numbers`: they are written in them."""
-
-    label: str
-    numbers: bool
-    boxes: list[_Box]
-
-
 def draw(chosen: Chosen, curves: list[Curve]) -> str:
     """Return the picture as SVG."""
     config = chosen.by_unit.config
@@ -133,36 +118,29 @@ def draw(chosen: Chosen, curves: list[Curve]) -> str:
     resharded = _each(settings.reshard_after_forward, family.units, "false" if kept else "true")
     offload = _each(settings.activation_offload, units) if settings.activation_offload else []
     strips = [
-        _Strip("recomputed", False, _boxes(_each(settings.activation_checkpointing, count), [])),
-        _Strip("after forward", False, _boxes([_WORDS[each] for each in resharded], sizes)),
-        _Strip("activations", False, _boxes([_PLACES[each] for each in offload], sizes)),
+        ("recomputed", _each(settings.activation_checkpointing, count), []),
+        ("after forward", [_WORDS[each] for each in resharded], sizes),
+        ("activations", [_PLACES[each] for each in offload], sizes),
     ]
-    of_units = {"blocks of a unit": settings.wrap, "ahead, forward": settings.forward_prefetch}
-    for label, value in (of_units | {"ahead, backward": settings.backward_prefetch_depth}).items():
+    legend = dict.fromkeys(word for _, words, _ in strips for word in words)
+    beside = {"blocks of a unit": settings.wrap, "ahead, forward": settings.forward_prefetch}
+    for label, value in (beside | {"ahead, backward": settings.backward_prefetch_depth}).items():
         if is_mixed(value):
-            words = [word.removeprefix("every-") for word in spread(str(value))]
-            strips.append(_Strip(label, True, _boxes(words, sizes)))
-    strips = [each for each in strips if each.boxes]
+            strips.append((label, [word.removeprefix("every-") for word in spread(str(value))], sizes))
     template = Path(__file__).with_name(f"{PICTURE}.jinja").read_text(encoding="utf-8")
     return (
         jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=True)
         .from_string(template)
         .render(
             name=config.name,
-            strips=[(each.label, each.numbers, each.boxes) for each in strips],
-            legend=dict.fromkeys(box.word for each in strips if not each.numbers for box in each.boxes),
+            strips=[(label, words, wide or [1] * len(words)) for label, words, wide in strips if words],
+            legend=legend,
             usable=chosen.usable,
             most=max(chosen.usable, *(curve.reserved for curve in curves)),
             curves=curves,
             longest=max(curve.points[-1][0] for curve in curves),
         )
     )
-
-
-def _boxes(words: Sequence[str], sizes: Sequence[int]) -> list[_Box]:
-    """Return a box for each word, as wide as its unit's blocks where these are known."""
-    sizes = sizes if words and sizes else [1] * len(words)
-    return [_Box(*each) for each in zip(words, sizes, strict=True)]
 
 
 def _each(value: Any, count: int, alike: str = "") -> list[str]:

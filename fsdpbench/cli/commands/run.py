@@ -153,13 +153,12 @@ def _advice(config: Config, result: Result) -> tuple[dict[str, object], str] | N
 
         measurement = replace(config.measurement, traced_steps=0)
         explained = explain.advise(replace(config, measurement=measurement), jobs_for("sim"), tell)
-        mix = None
-        if not explained.unstopped and not text.is_growing(explained):
-            mix = fitting_mix(config, explained.as_it_is, explained.roomy, jobs_for("sim"), tell)
         content, words = text.as_dict(explained), text.describe_advice(explained)
-        if mix is None:
-            return {"explanation": content}, words
-        return {"explanation": content | {"by_unit": entry(mix)}}, f"{words}\n{describe_fitting(mix)}"
+        ran = explained.as_it_is, explained.roomy
+        mix = None if any(map(explain.grows, ran)) else fitting_mix(config, *ran, jobs_for("sim"), tell)
+        if mix is not None:
+            content, words = content | {"by_unit": entry(mix)}, f"{words}\n{describe_fitting(mix)}"
+        return {"explanation": content}, words
     if not result.step_time_s:
         tell("no advice: the script has no figures that variants could be compared with")
         return None
