@@ -43,9 +43,7 @@ def by_unit(
     calls, blocks = seen["sharding"], seen["model"].get("blocks")
     # These are faster where memory suffices: if one does not fit, it limits the script.
     tight = [trials[name] for name in ("no-checkpoint", "no-offload", "keep") if name in trials]
-    limited = (
-        base.risky or base.retries or not base.fits or any(not each.fits or each.risky for each in tight)
-    )
+    limited = base.retries or any(not each.fits or each.risky for each in (base, *tight))
     if not calls or not blocks or not limited or seen["model"].get("unwrapped_root"):
         return
     alone = seen["model"]["unit_classes"].get(blocks["class"]) == blocks["count"]

@@ -21,8 +21,8 @@ def describe_advice(advice: Advice) -> str:
 
 def describe_fitting(each: Tried) -> str:
     """Return the mix of blocks with which a script fits that runs out of memory, as such lines."""
-    lines = ("", "By unit, against the script with memory enough:", *_numbered(1, each))
-    return "\n".join(line for text in lines for line in _wrapped(text) or [""])
+    lines = ("By unit, against the script with memory enough:", *_numbered(1, each))
+    return "\n".join(line for text in lines for line in _wrapped(text))
 
 
 def _wrapped(text: str) -> list[str]:
@@ -103,8 +103,7 @@ def gain_words(each: Tried) -> str:
 
 def as_dict(advice: Advice) -> dict[str, object]:
     """Return the advice as plain values."""
-    groups = {name: [entry(each) for each in getattr(advice, name)] for name in GROUPS}
-    return {"simulated": True, "level": 0.9, **groups}
+    return {"simulated": True, "level": 0.9} | {name: [*map(entry, getattr(advice, name))] for name in GROUPS}
 
 
 def entry(each: Tried) -> dict[str, object]:

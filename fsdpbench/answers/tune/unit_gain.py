@@ -112,11 +112,10 @@ def draw(chosen: Chosen, curves: list[Curve]) -> str:
     """Return the picture as SVG."""
     config = chosen.by_unit.config
     family, settings = family_of(config), config.settings
-    count, units = len(family.kinds), workload_named(config).units(settings.wrap) or len(family.kinds)
-    sizes = unit_sizes(settings.wrap, workload_named(config).stacks())
+    count, sizes = len(family.kinds), unit_sizes(settings.wrap, workload_named(config).stacks())
     kept = settings.strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
     resharded = _each(settings.reshard_after_forward, family.units, "false" if kept else "true")
-    offload = _each(settings.activation_offload, units) if settings.activation_offload else []
+    offload = _each(settings.activation_offload, len(sizes) or count) if settings.activation_offload else []
     strips = [
         ("recomputed", _each(settings.activation_checkpointing, count), []),
         ("after forward", [_WORDS[each] for each in resharded], sizes),
@@ -128,18 +127,15 @@ def draw(chosen: Chosen, curves: list[Curve]) -> str:
         if is_mixed(value):
             strips.append((label, [word.removeprefix("every-") for word in spread(str(value))], sizes))
     template = Path(__file__).with_name(f"{PICTURE}.jinja").read_text(encoding="utf-8")
-    return (
-        jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=True)
-        .from_string(template)
-        .render(
-            name=config.name,
-            strips=[(label, words, wide or [1] * len(words)) for label, words, wide in strips if words],
-            legend=legend,
-            usable=chosen.usable,
-            most=max(chosen.usable, *(curve.reserved for curve in curves)),
-            curves=curves,
-            longest=max(curve.points[-1][0] for curve in curves),
-        )
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=True)
+    return environment.from_string(template).render(
+        name=config.name,
+        strips=[(label, words, wide or [1] * len(words)) for label, words, wide in strips if words],
+        legend=legend,
+        usable=chosen.usable,
+        most=max(chosen.usable, *(curve.reserved for curve in curves)),
+        curves=curves,
+        longest=max(curve.points[-1][0] for curve in curves),
     )
 
 

@@ -157,7 +157,7 @@ def _advice(config: Config, result: Result) -> tuple[dict[str, object], str] | N
         ran = explained.as_it_is, explained.roomy
         mix = None if any(map(explain.grows, ran)) else fitting_mix(config, *ran, jobs_for("sim"), tell)
         if mix is not None:
-            content, words = content | {"by_unit": entry(mix)}, f"{words}\n{describe_fitting(mix)}"
+            content, words = content | {"by_unit": entry(mix)}, f"{words}\n\n{describe_fitting(mix)}"
         return {"explanation": content}, words
     if not result.step_time_s:
         tell("no advice: the script has no figures that variants could be compared with")
