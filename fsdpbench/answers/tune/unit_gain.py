@@ -1,8 +1,7 @@
 """The gain of the choice by unit over the best uniform configuration: its figures, and a picture.
 
 The picture has a box for each block (what it recomputes) and each unit (whether it is resharded, or what it
-saves offloaded, its blocks and its prefetch), and below them the memory of a step, by unit and uniform, with
-what torch may use.
+saves offloaded, its blocks, its prefetch), and below them a step's memory, by unit and uniform.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ from fsdpbench.sweep.planning import workload_named
 
 PICTURE = "per_unit.svg"
 _GIB = 2**30
-_WORDS = {"true": "resharded", "false": "gathered"}
-_PLACES = {"true": "on the host", "false": "on the GPU"}
 
 
 @dataclass(frozen=True)
@@ -118,10 +115,9 @@ def draw(chosen: Chosen, curves: list[Curve]) -> str:
     offload = _each(settings.activation_offload, len(sizes) or count) if settings.activation_offload else []
     strips = [
         ("recomputed", _each(settings.activation_checkpointing, count), []),
-        ("after forward", [_WORDS[each] for each in resharded], sizes),
-        ("activations", [_PLACES[each] for each in offload], sizes),
+        ("after forward", ["resharded" if each == "true" else "gathered" for each in resharded], sizes),
+        ("activations", ["on the host" if each == "true" else "on the GPU" for each in offload], sizes),
     ]
-    legend = dict.fromkeys(word for _, words, _ in strips for word in words)
     beside = {"blocks of a unit": settings.wrap, "ahead, forward": settings.forward_prefetch}
     for label, value in (beside | {"ahead, backward": settings.backward_prefetch_depth}).items():
         if is_mixed(value):
@@ -131,7 +127,7 @@ def draw(chosen: Chosen, curves: list[Curve]) -> str:
     return environment.from_string(template).render(
         name=config.name,
         strips=[(label, words, wide or [1] * len(words)) for label, words, wide in strips if words],
-        legend=legend,
+        legend=dict.fromkeys(word for _, words, _ in strips[:3] for word in words),
         usable=chosen.usable,
         most=max(chosen.usable, *(curve.reserved for curve in curves)),
         curves=curves,
