@@ -116,8 +116,7 @@ def fitting_mix(
 
 def _told(jobs: int, tell: Callable[[str], None]) -> Callable[[Sequence[Config]], list[Trial]]:
     """Return a function that simulates mixes of blocks, and tells how far it is."""
-    said = "simulated {} of {} by unit"
-    return lambda mixes: simulate(mixes, jobs, lambda done: tell(said.format(done, len(mixes))))
+    return lambda mixes: simulate(mixes, jobs, lambda done: tell(f"simulated {done} of {len(mixes)} by unit"))
 
 
 def _with_diff(each: Tried, folder: str) -> Tried:

@@ -23,7 +23,7 @@ _POSITIONS = {
 }  # fmt: skip
 """Parameters that a call may give by position."""
 _ENABLES = ".gradient_checkpointing_enable"
-"""How a model of Hugging Face is told to recompute its blocks."""
+"""The method after which a model of Hugging Face recomputes its blocks."""
 
 
 class NoDiffError(Exception):
