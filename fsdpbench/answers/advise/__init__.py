@@ -9,4 +9,4 @@ Which variants there are: `script/variations`.
 
 from __future__ import annotations
 
-from fsdpbench.answers.advise.advisor import Advice, advise_script
+from fsdpbench.answers.advise.advisor import Advice, advise_script, fitting_mix

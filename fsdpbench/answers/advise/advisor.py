@@ -94,11 +94,29 @@ def advise_script(
     tried = [_tried(candidate, base, trials.get(candidate.variation)) for candidate in found]
     if Kind.MISTAKE in kinds:
         alike = _varied(config, "", steady=steady)
-        mixes = by_unit(alike, result, base, trials, lambda mixed: simulate(mixed, jobs, lambda done: None))
+        mixes = by_unit(alike, result, base, trials, _told(jobs, tell))
         tried += [_tried(candidate, base, trial) for candidate, trial in mixes]
     starving = _starving(result, base, [trials[variation] for variation in loader], list(loader))
     folder = "" if config.script is None else str(config.script.own_folder)
     return _sorted([_with_diff(each, folder) for each in (*starving, *tried)], base)
+
+
+def fitting_mix(
+    config: Config, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
+) -> Tried | None:
+    """Return the fastest mix of blocks with which a script that runs out of memory fits; None: none does.
+    Its gain is over `roomy`, the script with more memory. Raises `BenchError`."""
+    result = roomy.result.to_dict()
+    if config.script is None or as_it_is.fits or not (result.get("script") or {}).get("observed"):
+        return None
+    alike = _varied(config, "", steady=_is_steady(result))
+    found = next(by_unit(alike, result, as_it_is, {}, _told(jobs, tell)), None)
+    return found and _with_diff(_tried(found[0], roomy, found[1]), str(config.script.own_folder))
+
+
+def _told(jobs: int, tell: Callable[[str], None]) -> Callable[[Sequence[Config]], list[Trial]]:
+    """Return a function that simulates mixes of blocks, and tells how far it is."""
+    return lambda mixes: simulate(mixes, jobs, lambda done: tell(f"simulated {done} of {len(mixes)} by unit"))
 
 
 def _with_diff(each: Tried, folder: str) -> Tried:

@@ -38,12 +38,12 @@ def by_unit(
     config: Config, result: Mapping[str, Any], base: Trial, trials: Mapping[str, Trial], simulate: _Simulate
 ) -> Iterator[tuple[Candidate, Trial]]:
     """Yield the fastest mix that surely fits, and its trial, where memory limits a script and one is faster
-    than it. `config`: of its variants; `trials`: of its variations."""
+    than it, or it does not fit. `config`: of its variants; `trials`: of its variations."""
     seen = result["script"]["observed"]
     calls, blocks = seen["sharding"], seen["model"].get("blocks")
     # These are faster where memory suffices: if one does not fit, it limits the script.
     tight = [trials[name] for name in ("no-checkpoint", "no-offload", "keep") if name in trials]
-    limited = base.risky or base.retries or any(not each.fits or each.risky for each in tight)
+    limited = base.retries or any(not each.fits or each.risky for each in (base, *tight))
     if not calls or not blocks or not limited or seen["model"].get("unwrapped_root"):
         return
     alone = seen["model"]["unit_classes"].get(blocks["class"]) == blocks["count"]

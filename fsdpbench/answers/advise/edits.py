@@ -22,6 +22,8 @@ _POSITIONS = {
     "zero_grad": ("set_to_none",),
 }  # fmt: skip
 """Parameters that a call may give by position."""
+_ENABLES = ".gradient_checkpointing_enable"
+"""The method after which a model of Hugging Face recomputes its blocks."""
 
 
 class NoDiffError(Exception):
@@ -233,16 +235,36 @@ class _Text(ScriptText):
 
     def bare(self, call: ast.Call, names: Sequence[str]) -> None:
         """Call the function that a call recomputes by itself."""
-        called = self.source(call.func).rpartition(".")[2]
+        called = self._called(call.func, names)
         if called not in ("checkpoint", "checkpoint_wrapper"):
             if called == "apply_activation_checkpointing":
                 return self.without(call)
-            raise NoDiffError(f"{called} decides which blocks are recomputed")
+            every = [each for each in ast.walk(self.tree) if isinstance(each, ast.Call)]
+            found = [each for each in every if self.source(each.func).endswith(_ENABLES)]
+            if len(found) != 1 or not isinstance(self.parents[found[0]], ast.Expr):
+                raise NoDiffError(f"{called} decides which blocks are recomputed")
+            return self.without(found[0])
         plain = self.source(call.args[0])
         if called == "checkpoint":
             given = [*call.args[1:], *(each for each in call.keywords if each.arg not in names)]
             plain = f"{plain}({', '.join(map(self.source, given))})"
         return self.change(*self.offsets(call), plain)
+
+    def _called(self, function: ast.expr, names: Sequence[str]) -> str:
+        """Return the name of a function where it comes from, behind `import ... as` and a `functools.partial`
+        that gives it no more than keywords of these `names`."""
+        source = self.source(function)
+        for each in ast.walk(self.tree):
+            if isinstance(each, ast.alias) and each.asname == source:
+                return each.name
+            if not isinstance(each, ast.Assign) or [*map(self.source, each.targets)] != [source]:
+                continue
+            match each.value:
+                case ast.Call(func, [first], keywords) if self.source(func).endswith("partial"):
+                    called = source if self.source(first) == source else self._called(first, names)
+                    if called != "checkpoint" or all(given.arg in names for given in keywords):
+                        return called
+        return source.rpartition(".")[2]
 
     def detached(self, call: ast.Call) -> None:
         """Keep a value on the device that a call reads: `x.item()`, `float(x)`."""

@@ -19,6 +19,12 @@ def describe_advice(advice: Advice) -> str:
     return "\n".join(line for text in _lines(advice) for line in _wrapped(text))
 
 
+def describe_fitting(each: Tried) -> str:
+    """Return the mix of blocks with which a script fits that runs out of memory, as such lines."""
+    lines = ("By unit, against the script with memory enough:", *_numbered(1, each))
+    return "\n".join(line for text in lines for line in _wrapped(text))
+
+
 def _wrapped(text: str) -> list[str]:
     is_code = text.startswith("    ") and text[4:5] in "+-@"
     indent = "    " if text.startswith((" ", "No ", "Not ", "Do ", "Could ")) else ""
@@ -97,11 +103,11 @@ def gain_words(each: Tried) -> str:
 
 def as_dict(advice: Advice) -> dict[str, object]:
     """Return the advice as plain values."""
-    groups = {name: [_entry(each) for each in getattr(advice, name)] for name in GROUPS}
-    return {"simulated": True, "level": 0.9, **groups}
+    return {"simulated": True, "level": 0.9} | {name: [*map(entry, getattr(advice, name))] for name in GROUPS}
 
 
-def _entry(each: Tried) -> dict[str, object]:
+def entry(each: Tried) -> dict[str, object]:
+    """Return one candidate as plain values."""
     candidate = each.candidate
     named = ("variation", "kind", "place", "what", "write")
     return {

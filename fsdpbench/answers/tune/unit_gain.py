@@ -1,7 +1,7 @@
 """The gain of the choice by unit over the best uniform configuration: its figures, and a picture.
 
 The picture has a box for each block (what it recomputes) and each unit (whether it is resharded, or what it
-saves offloaded), and below them the memory of a step, by unit and uniform, with what torch may use.
+saves offloaded, its blocks, its prefetch), and below them a step's memory, by unit and uniform.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jinja2
 
 from fsdpbench.answers.tune.front import Candidate
 from fsdpbench.answers.tune.per_unit import Chosen, family_of
-from fsdpbench.base.settings.values import is_mixed, spread
+from fsdpbench.base.settings.values import is_mixed, spread, unit_sizes
 from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.store import point_folder_name
 from fsdpbench.reports.analysis.activity import find_activity
@@ -24,6 +24,7 @@ from fsdpbench.reports.analysis.units import fsdp_spans
 from fsdpbench.reports.pages.ranking import Paired, paired, rank
 from fsdpbench.reports.pages.view import Configuration, load_run
 from fsdpbench.reports.readers import read_trace
+from fsdpbench.sweep.planning import workload_named
 
 PICTURE = "per_unit.svg"
 _GIB = 2**30
@@ -78,13 +79,13 @@ def gained(folder: Path, chosen: Chosen) -> UnitGain:
     entries = {entry.row.folder.name: entry for entry in rank(load_run(folder))}
     one = entries[point_folder_name(chosen.by_unit.config)]
     other = chosen.uniform and entries[point_folder_name(chosen.uniform.config)]
-    curves = [_Curve.of(other.row, "uniform", "#999999")] if other else []
-    write_whole(folder / PICTURE, _draw(chosen, [*curves, _Curve.of(one.row, "by unit", "#1d3557")]))
+    curves = [Curve.of(other.row, "uniform", "#999999")] if other else []
+    write_whole(folder / PICTURE, draw(chosen, [*curves, Curve.of(one.row, "by unit", "#1d3557")]))
     return UnitGain(chosen, paired(one, other) if other else None)
 
 
 @dataclass(frozen=True)
-class _Curve:
+class Curve:
     """A line of the picture: (ns, bytes allocated) of a step, the place of its peak, and bytes reserved."""
 
     name: str
@@ -94,7 +95,8 @@ class _Curve:
     reserved: int
 
     @classmethod
-    def of(cls, row: Configuration, name: str, colour: str) -> _Curve:
+    def of(cls, row: Configuration, name: str, colour: str) -> Curve:
+        """Return the line of a row's first trace."""
         trace = read_trace(row.traces[0])
         clock = device_clock(find_activity(trace, fsdp_spans(trace)))
         curve = memory_curve(trace, max_points=600, clock=clock)
@@ -103,28 +105,33 @@ class _Curve:
         return cls(name, colour, points, int(curve.allocated.argmax()), int(curve.reserved.max()))
 
 
-def _draw(chosen: Chosen, curves: list[_Curve]) -> str:
+def draw(chosen: Chosen, curves: list[Curve]) -> str:
+    """Return the picture as SVG."""
     config = chosen.by_unit.config
     family, settings = family_of(config), config.settings
-    recomputed = _each(settings.activation_checkpointing, len(family.kinds))
+    count, sizes = len(family.kinds), unit_sizes(settings.wrap, workload_named(config).stacks())
     kept = settings.strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
     resharded = _each(settings.reshard_after_forward, family.units, "false" if kept else "true")
-    words = ["resharded" if each == "true" else "gathered" for each in resharded]
-    offload = _each(settings.activation_offload, len(family.kinds)) if settings.activation_offload else []
-    places = ["on the host" if each == "true" else "on the GPU" for each in offload]
+    offload = _each(settings.activation_offload, len(sizes) or count) if settings.activation_offload else []
+    strips = [
+        ("recomputed", _each(settings.activation_checkpointing, count), []),
+        ("after forward", ["resharded" if each == "true" else "gathered" for each in resharded], sizes),
+        ("activations", ["on the host" if each == "true" else "on the GPU" for each in offload], sizes),
+    ]
+    beside = {"blocks of a unit": settings.wrap, "ahead, forward": settings.forward_prefetch}
+    for label, value in (beside | {"ahead, backward": settings.backward_prefetch_depth}).items():
+        if is_mixed(value):
+            strips.append((label, [word.removeprefix("every-") for word in spread(str(value))], sizes))
     template = Path(__file__).with_name(f"{PICTURE}.jinja").read_text(encoding="utf-8")
-    return (
-        jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=True)
-        .from_string(template)
-        .render(
-            name=config.name,
-            strips=(("recomputed", recomputed), ("after forward", words), ("activations", places)),
-            legend=dict.fromkeys([*recomputed, *words, *places]),
-            usable=chosen.usable,
-            most=max(chosen.usable, *(curve.reserved for curve in curves)),
-            curves=curves,
-            longest=max(curve.points[-1][0] for curve in curves),
-        )
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=True)
+    return environment.from_string(template).render(
+        name=config.name,
+        strips=[(label, words, wide or [1] * len(words)) for label, words, wide in strips if words],
+        legend=dict.fromkeys(word for _, words, _ in strips[:3] for word in words),
+        usable=chosen.usable,
+        most=max(chosen.usable, *(curve.reserved for curve in curves)),
+        curves=curves,
+        longest=max(curve.points[-1][0] for curve in curves),
     )
 
 

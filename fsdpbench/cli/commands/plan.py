@@ -120,7 +120,8 @@ def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain:
     from fsdpbench.sweep.trials import simulate
 
     def run(configs: Sequence[Config]) -> list[Candidate]:
-        return [judge(each.config, each.result, goal) for each in simulate(configs, jobs)]
+        found = simulate(configs, jobs, lambda done: tell(f"simulated {done} of {len(configs)} by unit"))
+        return [judge(each.config, each.result, goal) for each in found]
 
     goal = Goal(f"{_unit(foreseen.predictions[0].config)}_per_s")
     tried = []

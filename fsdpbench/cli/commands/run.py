@@ -143,8 +143,8 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 
 def _advice(config: Config, result: Result) -> tuple[dict[str, object], str] | None:
     """Return advice, or after out of memory the changes that fit, as JSON and text; None without figures."""
-    from fsdpbench.answers.advise import advise_script
-    from fsdpbench.answers.advise.text import as_dict, describe_advice
+    from fsdpbench.answers.advise import advise_script, fitting_mix
+    from fsdpbench.answers.advise.text import as_dict, describe_advice, describe_fitting, entry
     from fsdpbench.sweep.trials import jobs_for
 
     if result.status == "oom":
@@ -153,7 +153,12 @@ def _advice(config: Config, result: Result) -> tuple[dict[str, object], str] | N
 
         measurement = replace(config.measurement, traced_steps=0)
         explained = explain.advise(replace(config, measurement=measurement), jobs_for("sim"), tell)
-        return {"explanation": text.as_dict(explained)}, text.describe_advice(explained)
+        content, words = text.as_dict(explained), text.describe_advice(explained)
+        ran = explained.as_it_is, explained.roomy
+        mix = None if any(map(explain.grows, ran)) else fitting_mix(config, *ran, jobs_for("sim"), tell)
+        if mix is not None:
+            content, words = content | {"by_unit": entry(mix)}, f"{words}\n\n{describe_fitting(mix)}"
+        return {"explanation": content}, words
     if not result.step_time_s:
         tell("no advice: the script has no figures that variants could be compared with")
         return None

@@ -115,9 +115,10 @@ def _checked_ranks(options: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _refuse(options: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:
     for name in names:
-        if options.get(name):
-            flag = "what comes after `--`" if name == "script_arguments" else f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} {why}")
+        if given := options.get(name):
+            flag = repr(given[0]) if name == "script_arguments" else f"--{name.replace('_', '-')}"
+            hint = "; `sweep` takes a file of settings" if flag.endswith(".toml'") else ""
+            raise UsageError(f"{flag} {why}{hint}")
 
 
 def config_asked_for(options: Mapping[str, Any], assignments: tuple[str, ...]) -> Config | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fsdpbench.answers.advise import advise_script
+from fsdpbench.answers.advise import advise_script, advisor, fitting_mix
 from fsdpbench.answers.advise.by_unit import by_unit, written
 from fsdpbench.answers.advise.candidates import Candidate
 from fsdpbench.answers.advise.edits import NoDiffError, diff_of
+from fsdpbench.answers.advise.text import describe_fitting, entry
 from fsdpbench.answers.prove.real_runs import run_ranks
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.settings.values import spread
@@ -183,6 +184,37 @@ def test_it_is_the_best_of_all_mixes_where_memory_limits(tmp_path: Path, limited
     assert trial.step_time_s == pytest.approx(best)
     assert not trial.risky
     assert candidate.write.startswith("of 6 blocks recompute ")
+
+
+def test_a_script_that_runs_out_of_memory_gets_the_best_mix_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    config = script_config({"script": tmp_path / "train.py", "gpus": "8"}, ())
+    assert config is not None
+    model = {"blocks": {"path": "layers", "class": "Block", "count": 6}, "unit_classes": {"Block": 6}}
+    ran = {"script": {"observed": SEEN | {"model": model}}, "status": "ok", "step_time_s": 6.0}
+    ran |= {"measured": {}, "alloc_retries_per_step": 0, "peak_memory_bytes": {"reserved": 106 * GIB}}
+    roomy, out = Trial(config, Result.of(ran)), Trial(config, Result.of({"status": "oom"}))
+    told: list[str] = []
+
+    def run(mixes: Sequence[Config], jobs: int, tell: Callable[[int], None]) -> list[Trial]:
+        tell(len(mixes))
+        return [machine(each) for each in mixes]
+
+    monkeypatch.setattr(advisor, "simulate", run)
+    found = fitting_mix(config, out, roomy, 1, told.append)
+    assert found is not None
+    assert found.gain is not None
+    assert -0.25 < found.gain < 0, "faster than all recomputed, slower than with memory enough"
+    assert found.trial.fits
+    assert not found.trial.risky
+    assert told[0].endswith("by unit")
+    lines = describe_fitting(found).splitlines()
+    assert lines[0] == "By unit, against the script with memory enough:"
+    assert " slower [" in lines[1]
+    assert entry(found)["status"] == "ok"
+    assert fitting_mix(config, roomy, roomy, 1, told.append) is None
 
 
 def _first(count: int) -> str:

@@ -38,6 +38,8 @@ def patched(folder: Path, *edits: Edit) -> str:
 ON = ("argument", ("True",))
 KEEP = ("keyword", ("reshard_after_forward", "False"))
 FUSED = ("keyword", ("fused", "True"))
+CKPT = "x = ckpt(block, x, use_reentrant=False)\n"
+WRAPPER = "from torch.wrappers import checkpoint_wrapper as ptd\n"
 CASES: dict[str, tuple[str, str, tuple[str, tuple[Any, ...]], str]] = {
     # text, call, edit, what the script is afterwards
     "statements": ("a = f(1); m.sync(False); b = 2\n", "m.sync(False)", ON,
@@ -90,6 +92,26 @@ CASES: dict[str, tuple[str, str, tuple[str, tuple[Any, ...]], str]] = {
         "checkpoint(block, x, mask, use_reentrant=False)", ("bare", (("use_reentrant",),)),
         "x = block(x, mask)\n",
     ),
+    "recomputed by another name": (
+        f"from a import b\nfrom torch.utils.checkpoint import checkpoint as ckpt\n{CKPT}",
+        "ckpt(block, x, use_reentrant=False)", ("bare", (("use_reentrant",),)),
+        "from a import b\nfrom torch.utils.checkpoint import checkpoint as ckpt\nx = block(x)\n",
+    ),
+    "recomputed by a partial": (
+        "self.ckpt = functools.partial(checkpoint, use_reentrant=False)\nx = self.ckpt(block, x)\n",
+        "self.ckpt(block, x)", ("bare", (("use_reentrant",),)),
+        "self.ckpt = functools.partial(checkpoint, use_reentrant=False)\nx = block(x)\n",
+    ),
+    "wrapped by another name": (
+        f"{WRAPPER}wrap = partial(ptd, checkpoint_impl=impl)\nm.blocks[i] = wrap(block)\n",
+        "wrap(block)", ("bare", ((),)),
+        f"{WRAPPER}wrap = partial(ptd, checkpoint_impl=impl)\nm.blocks[i] = block\n",
+    ),
+    "recomputed by Hugging Face": (
+        "model.gradient_checkpointing_enable()\nloss = model(x).loss\n",
+        "model(x)", ("bare", ((),)),
+        "pass\nloss = model(x).loss\n",
+    ),
     "before": ("for b in m.layers: shard(b)\n", "shard(b)", ("before", ("{0}.compile()",)),
                "for b in m.layers: b.compile(); shard(b)\n"),
     "after": (
@@ -123,6 +145,18 @@ REFUSED = {
         "value is needed",
     ),
     "not written": ("F(m)\n", "F(m)", ("drop", ("mesh",)), "mesh= is not written"),
+    "another function's arguments": (
+        "ckpt = partial(checkpoint, mask=m)\nx = ckpt(block, x)\n",
+        "ckpt(block, x)",
+        ("bare", (("use_reentrant",),)),
+        "ckpt decides",
+    ),
+    "chosen elsewhere": (
+        "if on: model.gradient_checkpointing_enable()\nelse: m.gradient_checkpointing_enable()\nmodel(x)\n",
+        "model(x)",
+        ("bare", ((),)),
+        "model decides",
+    ),
     "unnamed": ("shard(m[0])\n", "shard(m[0])", ("before", ("{0}.compile()",)), "not named"),
     "a loop before": ("x = f(1); y = 2\n", "f(1)", ("before", ("for a in b: c()",)), "share the line"),
     "no python": ("x = f(1)\n", "f(1)", ("argument", ("for",)), "not be valid Python"),
