@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from fsdpbench.base.torch_internals import patch, replace
 from fsdpbench.script.cuda.device_names import CUDA, map_amp, map_device_names
 from fsdpbench.script.cuda.distributed import map_starters
+from fsdpbench.script.cuda.profiling import map_profiler
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.script.interposing import Arguments, around, around_fsdp1, around_init
 from fsdpbench.script.real_ranks.watching import NotComparedError
@@ -86,12 +87,16 @@ def map_host(notes: set[str]) -> None:
     local_rank = int(os.environ["LOCAL_RANK"])
     map_device_names(replacements, local_rank, on_host=True)
     map_amp(replacements, _HOST)
+    for name in ("layer_norm", "group_norm"):  # autocast computes them in float32 on GPUs only
+        torch.library.register_autocast(f"aten::{name}", _HOST, torch.float32)
     map_gpus()
+    map_profiler(replacements)  # recording takes longer than the steps
     _map_distributed(replacements)
     around_init(DataLoader, functools.partial(_without, _ALONE))
     around_init(DistributedDataParallel, functools.partial(_without, _DEVICES))
     around_fsdp1(lambda module, kwargs: kwargs.update(device_id=torch.device(_HOST)))
     patch("check_synced_states", lambda original: _nothing)
+    patch("flex_validate_device", lambda original: _nothing)  # it refuses backwards, which run uncompiled
     around(FSDPModule, "set_gradient_divide_factor", _summing)
     around(torch.amp.GradScaler, "__init__", _naming_host)
     torch.compiler.set_stance("force_eager")  # a compiler for the CPU would take minutes

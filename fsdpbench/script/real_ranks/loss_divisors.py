@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 _PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone", "NanToNum")
+_OTHER = {"Dot": "_saved_tensor"}
 _MEAN = 1
 """`at::Reduction::Mean`; 0 keeps all elements, 2 adds them."""
 _OF_SUM = re.compile(r"/(?:Add|Sub)\d")
@@ -23,6 +24,8 @@ _ROUNDED, _ALL_WHOLE = (torch.bfloat16, torch.float16), 128
 """From here on each number of bfloat16 is whole: it says nothing of a divisor."""
 _EVEN = 0.01
 """The share by which numbers of elements may differ: an element weighs at most that much more."""
+_ROUNDING = 1e-5
+"""The share by which a mask adds up to more or less than 1, as with `mask.sum() + 1e-6`; of bfloat16 more."""
 _AUXILIARY = 0.1
 """A term of less than this share of its loss' largest weight serves training, and is any mean."""
 
@@ -80,6 +83,9 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
     elif kind == "Mean":
         all_of_it = node.name() == "MeanBackward0"
         count = node._saved_self_sym_numel if all_of_it else math.prod(node._saved_self_sym_sizes)
+        mask = _masked(below[0], _PASSING)
+        if mask is not None and mask.adds_up_to_one(mask.size * parts):
+            parts, count = 1.0, count * mask.ones / mask.size
         yield path, Term(count, abs(factor / parts), count * parts / factor)
     elif reduction == _MEAN:
         divisor = float(getattr(node, "_saved_total_weight", node._saved_self.numel()))
@@ -87,12 +93,54 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
         weighted = getattr(node, "_saved_weight", None) is not None and hasattr(node, "_saved_target")
         count = int((node._saved_target >= 0).sum()) if weighted else divisor
         yield path, Term(count, abs(factor / parts), divisor * parts / factor)
-    elif kind == "Sum" or reduction:
+    elif kind in ("Sum", "Dot") or reduction:
+        mask = _masked(node if kind == "Dot" else below[0], (*_PASSING, "Sum"))
+        if mask is not None and mask.adds_up_to_one(parts):
+            parts = float(mask.ones)
         # Numbers of elements are exactly whole; others are norms and values of losses.
         count = parts if parts.is_integer() else 1.0
         above, divided, below_it = path.rpartition("/Div")  # sums of chunks that are divided together are one
         path = above + divided + (_OF_SUM.sub("", below_it) if divided else below_it)
         yield path, Term(count, abs(factor * count / parts), parts / factor)
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """A constant of `size` elements that multiplies those of a sum: `ones` of them are `value`, others 0."""
+
+    size: int
+    ones: int
+    value: float
+    eps: float
+
+    def adds_up_to_one(self, parts: float) -> bool:
+        """Return whether its sum, divided by `parts`, is 1: it makes a mean of `ones` elements."""
+        return abs(abs(self.ones * self.value / parts) - 1) <= max(_ROUNDING, self.eps)
+
+
+def _masked(node: Any, passing: Sequence[str]) -> _Mask | None:
+    """Return the mask that elements are multiplied by before they are added, None for none."""
+    value: Any = 1.0
+    while node is not None:
+        kind = node.name().removesuffix("Backward0").removesuffix("Backward1")
+        below = [each for each, _ in node.next_functions]
+        if kind in ("Mul", "Div", "Dot"):
+            first = below[0] is not None
+            if (len(below) > 1 and None not in below) or (kind == "Div" and not first):
+                break
+            other = node._saved_self if not first else getattr(node, _OTHER.get(kind, "_saved_other"))
+            value, node = value / other if kind == "Div" else value * other, below[0] or below[1]
+        elif kind in passing:
+            node = below[0]
+        else:
+            break
+    if not isinstance(value, torch.Tensor) or not value.ndim:
+        return None
+    found = value[value != 0].double()
+    if not len(found) or float(found.max() - found.min()) > _ROUNDING * float(found.abs().max()):
+        return None
+    eps = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+    return _Mask(value.numel(), len(found), float(found[0]), eps)
 
 
 def uneven(backwards: Iterable[Divided]) -> tuple[str, list[float]] | None:

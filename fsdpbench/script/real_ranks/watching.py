@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -181,7 +182,26 @@ class Watch:
             self._depth -= 1
         return None
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Look at gradients before a step: behind the backward of its closure, if it has one."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._with_gradients(optimizer)
+            return None
+        calls = itertools.count()
+
+        def called() -> Any:
+            if next(calls):
+                raise NotComparedError("an optimizer that calls its closure again")
+            loss = closure()
+            self._with_gradients(optimizer)
+            return loss
+
+        if len(args) > 1:
+            return (args[0], called, *args[2:]), kwargs
+        return args, {**kwargs, "closure": called}
+
+    def _with_gradients(self, optimizer: Any) -> None:
         self._stepping, self._random = True, torch.get_rng_state()
         if self._depth:
             raise NotComparedError("an optimizer that steps in backward")

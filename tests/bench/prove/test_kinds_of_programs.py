@@ -104,6 +104,43 @@ optimizer = Noisy(model.parameters(), lr=0.1)
 data = lambda step: torch.randn(4, 8, device="cuda")
 """
     + TRAIN,
+    "an optimizer with a closure": """
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def closure():
+    optimizer.zero_grad()
+    loss = model(data(step)).square().mean()
+    loss.backward()
+    return loss
+for step in range(5):
+    optimizer.step(closure)
+""",
+    "FlexAttention, profiled, autocast over norms of bfloat16": """
+from torch.nn.attention.flex_attention import flex_attention
+from torch.profiler import profile
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own, self.norm = nn.Linear(8, 8), nn.LayerNorm(8).bfloat16()
+    def forward(self, x):
+        heads = self.own(self.norm(x)).view(1, 1, 4, 8)
+        return torch.compile(flex_attention)(heads, heads, heads, score_mod=lambda s, b, h, q, k: s + q - k)
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(Attention().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with profile(record_shapes=True, with_stack=True, profile_memory=True) as prof:
+    for step in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            model(data(step)).square().mean().backward()
+        optimizer.step()
+        prof.step()
+prof.export_chrome_trace("trace.json")
+print(prof.key_averages().table())
+""",
     "compiled, with synchronised norms": """
 dist.init_process_group("nccl")
 model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(net(), nn.BatchNorm1d(8)))
