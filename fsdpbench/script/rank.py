@@ -31,7 +31,7 @@ from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemo
 from fsdpbench.engine.devices.sim import SimDevice
 from fsdpbench.engine.results.records import STEPS_FILE, RankRecord, Status, trace_path, write_record
 from fsdpbench.script.cuda import compile_notes, leave_cache_alone, map_cuda, wants_compiled
-from fsdpbench.script.cuda.refusals import explained, is_refusal, name_cuda
+from fsdpbench.script.cuda.refusals import explained, name_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.host_fills import skip_large_fills
@@ -141,7 +141,7 @@ class _Run:
         if self.varied is not None and status is Status.OK and not self.varied.count:
             status, cause = Status.ERROR, str(NoEffectError(self.varied.variation))
         if self.recorder is not None:
-            refused = status is Status.ERROR and is_refusal(cause or "")
+            refused = status is Status.ERROR and " not simulated" in (cause or "")
             self.recorder.finish(self.folder, Ended.REFUSED if refused else _ENDED[status], cause)
         for child in multiprocessing.active_children():  # data loaders of a script that was ended
             child.terminate()

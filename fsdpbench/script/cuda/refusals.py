@@ -113,7 +113,6 @@ class Replacements:
 
 
 _NAME = re.compile(rf"(\b|'){DEVICE_TYPE}(:\d+|')")
-_REFUSAL = re.compile(r"\b(?:is|are) not simulated\b")
 _WITHOUT_TRITON = (
     "kernels for the GPU are made only of what torch.compile hands to Inductor; AOTInductor and Inductor's "
     "own functions are not simulated: use torch.compile, or the eager program"
@@ -137,11 +136,6 @@ def explained(error: BaseException) -> str:
     line = in_a_line(error)
     hint = _WITHOUT_TRITON if "TritonMissing" in line else _hint(error)
     return f"{line} ({hint})" if hint else line
-
-
-def is_refusal(cause: str) -> bool:
-    """Return whether the cause of an end in error is that of the simulation, and none of the script."""
-    return bool(_REFUSAL.search(cause))
 
 
 def in_a_line(error: BaseException) -> str:

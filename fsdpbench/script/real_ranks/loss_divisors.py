@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 _PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone", "NanToNum")
-_OTHER = {"Dot": "_saved_tensor"}
+_PRODUCTS = {"Mul": "_saved_other", "Div": "_saved_other", "Dot": "_saved_tensor"}
 _MEAN = 1
 """`at::Reduction::Mean`; 0 keeps all elements, 2 adds them."""
 _OF_SUM = re.compile(r"/(?:Add|Sub)\d")
@@ -83,9 +83,8 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
     elif kind == "Mean":
         all_of_it = node.name() == "MeanBackward0"
         count = node._saved_self_sym_numel if all_of_it else math.prod(node._saved_self_sym_sizes)
-        mask = _masked(below[0], _PASSING)
-        if mask is not None and mask.adds_up_to_one(mask.size * parts):
-            parts, count = 1.0, count * mask.ones / mask.size
+        parts, share = _counted(below[0], parts, _PASSING)
+        count *= share
         yield path, Term(count, abs(factor / parts), count * parts / factor)
     elif reduction == _MEAN:
         divisor = float(getattr(node, "_saved_total_weight", node._saved_self.numel()))
@@ -94,9 +93,7 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
         count = int((node._saved_target >= 0).sum()) if weighted else divisor
         yield path, Term(count, abs(factor / parts), divisor * parts / factor)
     elif kind in ("Sum", "Dot") or reduction:
-        mask = _masked(node if kind == "Dot" else below[0], (*_PASSING, "Sum"))
-        if mask is not None and mask.adds_up_to_one(parts):
-            parts = float(mask.ones)
+        parts, _ = _counted(node, parts, (*_PASSING, "Sum"))
         # Numbers of elements are exactly whole; others are norms and values of losses.
         count = parts if parts.is_integer() else 1.0
         above, divided, below_it = path.rpartition("/Div")  # sums of chunks that are divided together are one
@@ -104,43 +101,24 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
         yield path, Term(count, abs(factor * count / parts), parts / factor)
 
 
-@dataclass(frozen=True)
-class _Mask:
-    """A constant of `size` elements that multiplies those of a sum: `ones` of them are `value`, others 0."""
-
-    size: int
-    ones: int
-    value: float
-    eps: float
-
-    def adds_up_to_one(self, parts: float) -> bool:
-        """Return whether its sum, divided by `parts`, is 1: it makes a mean of `ones` elements."""
-        return abs(abs(self.ones * self.value / parts) - 1) <= max(_ROUNDING, self.eps)
-
-
-def _masked(node: Any, passing: Sequence[str]) -> _Mask | None:
-    """Return the mask that elements are multiplied by before they are added, None for none."""
-    value: Any = 1.0
-    while node is not None:
-        kind = node.name().removesuffix("Backward0").removesuffix("Backward1")
+def _counted(node: Any, parts: float, passing: Sequence[str]) -> tuple[float, float]:
+    """Return what a sum or mean of a node's elements is divided by, instead of `parts`, and the share of them
+    that count: those that a constant mask keeps. Unless it adds up to 1 then, it is a weight."""
+    is_mean, mask = "Sum" not in passing, torch.ones(())
+    while node is not None and (kind := node.name().partition("Backward")[0]) in (*passing, *_PRODUCTS):
         below = [each for each, _ in node.next_functions]
-        if kind in ("Mul", "Div", "Dot"):
-            first = below[0] is not None
-            if (len(below) > 1 and None not in below) or (kind == "Div" and not first):
-                break
-            other = node._saved_self if not first else getattr(node, _OTHER.get(kind, "_saved_other"))
-            value, node = value / other if kind == "Div" else value * other, below[0] or below[1]
-        elif kind in passing:
-            node = below[0]
-        else:
-            break
-    if not isinstance(value, torch.Tensor) or not value.ndim:
-        return None
-    found = value[value != 0].double()
-    if not len(found) or float(found.max() - found.min()) > _ROUNDING * float(found.abs().max()):
-        return None
-    eps = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
-    return _Mask(value.numel(), len(found), float(found[0]), eps)
+        if kind in _PRODUCTS:
+            if len(below) > 1 and (None not in below or (kind == "Div" and below[0] is None)):
+                break  # a ratio or a product of two losses
+            other = getattr(node, _PRODUCTS[kind]) if below[0] is not None else node._saved_self
+            mask = mask / other if kind == "Div" else mask * other
+        node = below[0] or below[-1]
+    kept, eps = mask[mask != 0].double(), torch.finfo(mask.dtype).eps
+    apart = float(kept.max() - kept.min()) / float(kept.abs().max()) if len(kept) and mask.ndim else 1.0
+    total = float(kept.sum()) / parts / (mask.numel() if is_mean else 1)
+    if apart > _ROUNDING or not abs(abs(total) - 1) <= max(_ROUNDING, eps):
+        return parts, 1.0
+    return (1.0, len(kept) / mask.numel()) if is_mean else (float(len(kept)), 1.0)
 
 
 def uneven(backwards: Iterable[Divided]) -> tuple[str, list[float]] | None:

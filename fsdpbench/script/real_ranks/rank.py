@@ -27,7 +27,6 @@ from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main, run_function
 from fsdpbench.script.real_ranks.checkpoints import CheckpointWatch
 from fsdpbench.script.real_ranks.host_cuda import OneNodeError, hide_accelerator, map_gpus, map_host
-from fsdpbench.script.real_ranks.lightning import map_lightning
 from fsdpbench.script.real_ranks.pieces import keep
 from fsdpbench.script.real_ranks.shrinking import Shrinking
 from fsdpbench.script.real_ranks.unsharded import Reference, leave_out_wrappers
@@ -120,7 +119,6 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
     rank, notes = placement.rank, set[str]()
     _set_environment(placement)
     map_host(notes)
-    map_lightning()
     run_workers_here()
     Shrinking(notes, saves=task.way in (Way.SAVES, Way.RESUMES))
     files = ScriptFiles(folder, None, keeps_all=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import itertools
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -186,20 +185,17 @@ class Watch:
         """Look at gradients before a step: behind the backward of its closure, if it has one."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._with_gradients(optimizer)
-            return None
-        calls = itertools.count()
+            return self._with_gradients(optimizer)
+        calls = [closure]
 
         def called() -> Any:
-            if next(calls):
+            if not calls:
                 raise NotComparedError("an optimizer that calls its closure again")
-            loss = closure()
+            loss = calls.pop()()
             self._with_gradients(optimizer)
             return loss
 
-        if len(args) > 1:
-            return (args[0], called, *args[2:]), kwargs
-        return args, {**kwargs, "closure": called}
+        return ((args[0], called), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": called})
 
     def _with_gradients(self, optimizer: Any) -> None:
         self._stepping, self._random = True, torch.get_rng_state()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from fsdpbench.answers.prove.parts import Request, prove
 from fsdpbench.answers.prove.real_runs import run_ranks
@@ -12,7 +14,9 @@ from fsdpbench.answers.prove.verdict import Part, PartVerdict, Verdict
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.launch import fork_server
+from fsdpbench.script.real_ranks.host_cuda import OneNodeError, start_group
 from fsdpbench.script.real_ranks.rank import Task, Way
+from fsdpbench.script.real_ranks.watching import NotComparedError
 
 HEAD = """
 import os, torch, torch.distributed as dist
@@ -187,6 +191,28 @@ def gradients_of(text: str, folder: Path, ranks: int = 2) -> PartVerdict:
     return found
 
 
+def test_a_script_of_as_many_processes_as_it_finds_gpus_asks_for_one_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(os, "environ", {**there, "MASTER_PORT": "23456"})
+    started: list[tuple[object, ...]] = []
+
+    def start(world_size: int, rank: int) -> None:
+        start_group(there, lambda *args, **_: started.append(args), world_size=world_size, rank=rank)
+
+    with pytest.raises(OneNodeError):
+        start(2, 1)
+    with pytest.raises(NotComparedError, match="a script of 8 ranks among 4"):
+        start(8, 1)
+    start(-1, -1)
+    start(4, 1)
+    assert started == [("gloo",)] * 2
+    assert os.environ["MASTER_PORT"] == "1"
+
+
+@pytest.mark.campaign
 def test_a_spawned_program_runs_on_all_ranks(tmp_path: Path) -> None:
     run = run_ranks(config_of(RIGHT["spawned"], tmp_path), tmp_path / "run", 2, 60.0, Task(Way.SHARDED, 1))
     assert run.steps

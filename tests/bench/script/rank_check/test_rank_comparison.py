@@ -121,8 +121,8 @@ def test_a_refusal_of_the_simulation_is_not_said_to_hang() -> None:
     refused = log(0, call(), ended=Ended.REFUSED, error="NotSimulatedError: x is not simulated: y")
     message = told(refused, log(3, call(), call()))
     assert message == (
-        "rank 0 meets what is not simulated (NotSimulatedError: x is not simulated: y) where rank 3 continues: "
-        "it was not compared further"
+        "rank 0 meets what is not simulated (NotSimulatedError: x is not simulated: y) "
+        "where rank 3 continues: it was not compared further"
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.script.real_ranks.lightning import map_lightning
+from fsdpbench.script.interposing import around_imports
+from fsdpbench.script.real_ranks.host_cuda import LIGHTNING, change_lightning
 
 CONNECTOR = """
 class Connector:
@@ -41,6 +42,7 @@ def test_the_ranks_that_are_there_are_taken(
     package: str, connector: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modules = {connector: CONNECTOR, "accelerators.cuda": ACCELERATOR, "strategies.model_parallel": STRATEGY}
+    modules[connector] = f"from {package}.accelerators.cuda import CUDAAccelerator\n{CONNECTOR}"
     for name, text in modules.items():
         path = tmp_path.joinpath(*f"{package}.{name}".split(".")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +52,7 @@ def test_the_ranks_that_are_there_are_taken(
     monkeypatch.setattr(sys, "modules", {**sys.modules})
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    map_lightning()
+    around_imports(LIGHTNING, change_lightning)
     found: dict[str, Any] = {name: importlib.import_module(f"{package}.{name}") for name in modules}
     kind = found[connector].Connector
     assert [kind(8, 8).asked, kind([0, 1, 2]).asked, kind("auto").asked] == [(2, 2)] * 3

@@ -96,8 +96,8 @@ RIGHT |= {
         (x[0, :6].square() * masked(n)).sum() / (x[0, :6].square() * masked(n)).sum().detach()
     ),
     "rows of a normalised mask": lambda x, n: (
-        x[:3] * (ROW_MASKS[n : n + 3] / ROW_MASKS[n : n + 3].sum(1, keepdim=True))
-    ).sum(1).mean(),
+        (x[:3] * (ROW_MASKS[n : n + 3] / ROW_MASKS[n : n + 3].sum(1, keepdim=True))).sum(1).mean()
+    ),
     "advantages": lambda x, n: (x[:3, 0] * torch.tensor([0.5, -1.0, 2.0 + n])).sum() / 3,
 }
 WRONG: dict[str, Of] = {
