@@ -252,7 +252,7 @@ class _Unsharded(nn.Module):
         return optim.state_dict()
 
 
-def _within(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+def _within(module: nn.Module, state: Any, prefix: str, *others: Any) -> None:
     """Take names as FSDP1 gives them, which leaves itself out."""
     for name in [each for each in state if each.startswith(prefix)]:
         if not name.startswith(f"{prefix}module."):

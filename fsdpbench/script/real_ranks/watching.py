@@ -185,7 +185,8 @@ class Watch:
         """Look at gradients before a step: behind the backward of its closure, if it has one."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            return self._with_gradients(optimizer)
+            self._with_gradients(optimizer)
+            return None
         calls = [closure]
 
         def called() -> Any:
