@@ -182,7 +182,8 @@ def _with_difference(config: Config, outcome: Outcome, difference: Difference | 
     if difference.kind == Ended.TIMEOUT:
         seconds = f"{config.measurement.timeout_s:g} s"
         return Outcome(Status.TIMEOUT, f"ran past {seconds}: {sentence(difference)}", log)
-    return Outcome(Status.RANK_MISMATCH, sentence(difference), log)
+    is_refused = difference.kind == Ended.REFUSED
+    return Outcome(Status.ERROR if is_refused else Status.RANK_MISMATCH, sentence(difference), log)
 
 
 def _record(logs: Sequence[RankLog], difference: Difference | None) -> dict[str, object]:

@@ -8,6 +8,8 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 import torch.distributed.fsdp as fsdp
@@ -40,6 +42,20 @@ def around_init(kind: Any, before: Before) -> None:
         original(made, first, **kwargs)
 
     around(kind, "__init__", init)
+
+
+def around_imports(names: re.Pattern[str], execute: Callable[..., Any]) -> None:
+    """Call `execute(original, module)` where a module with one of the whole `names` is imported."""
+
+    class Finder(MetaPathFinder):
+        def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+            spec = PathFinder.find_spec(name, path) if names.fullmatch(name) else None
+            loader: Any = spec.loader if spec is not None else None
+            if loader is not None and hasattr(loader, "exec_module"):
+                loader.exec_module = functools.partial(execute, loader.exec_module)
+            return spec
+
+    sys.meta_path.insert(0, Finder())
 
 
 def around_fsdp1(before: Before) -> None:

@@ -141,7 +141,8 @@ class _Run:
         if self.varied is not None and status is Status.OK and not self.varied.count:
             status, cause = Status.ERROR, str(NoEffectError(self.varied.variation))
         if self.recorder is not None:
-            self.recorder.finish(self.folder, _ENDED[status], cause)
+            refused = status is Status.ERROR and " not simulated" in (cause or "")
+            self.recorder.finish(self.folder, Ended.REFUSED if refused else _ENDED[status], cause)
         for child in multiprocessing.active_children():  # data loaders of a script that was ended
             child.terminate()
         return status, cause

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from fsdpbench.base.torch_internals import INTERNALS, has_triton_package, patch, replace
+from fsdpbench.script.interposing import around_imports
 
 _NAME = "triton"
 _COMPILER = INTERNALS["inductor_config"].path.rpartition(".")[0]
@@ -35,7 +37,10 @@ def map_triton() -> None:
         _launch_on_the_device()
     else:
         sys.meta_path.append(_Finder())
-        sys.meta_path.insert(0, _CompilersFinder())
+        # The compiler's modules are imported without the stand-in, whoever imports them first: a script may
+        # reset the compiler, or change its settings, before it compiles anything.
+        names = re.compile(rf"{re.escape(_COMPILER)}(?:\..*)?")
+        around_imports(names, lambda execute, module: without_stand_in()(execute)(module))
 
 
 class Launcher:
@@ -187,19 +192,3 @@ class _Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         pass
-
-
-class _CompilersFinder(MetaPathFinder):
-    """Has the modules of torch's compiler imported without the stand-in, whoever imports them first: a script
-    may reset the compiler, or change its settings, before it compiles anything."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if not f"{name}.".startswith(f"{_COMPILER}."):
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        loader: Any = spec.loader if spec is not None else None
-        if loader is not None and hasattr(loader, "exec_module"):
-            loader.exec_module = without_stand_in()(loader.exec_module)
-        return spec

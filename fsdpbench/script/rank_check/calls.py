@@ -19,10 +19,12 @@ MOST_CALLS = 200_000
 
 
 class Ended(StrEnum):
-    """The ends of a rank's script. All but `OK` cut its log short."""
+    """The ends of a rank's script. All but `OK` cut its log short; `REFUSED`: it asks for what the simulation
+    does not have."""
 
     OK = "ok"
     RAISED = "raised"
+    REFUSED = "refused"
     OOM = "oom"
     TIMEOUT = "timeout"
     CRASH = "crash"

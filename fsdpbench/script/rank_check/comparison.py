@@ -148,6 +148,7 @@ _EFFECTS = {
 }  # fmt: skip
 _ENDS = {
     Ended.RAISED: "raises",
+    Ended.REFUSED: "meets what is not simulated",
     Ended.OOM: "runs out of memory",
     Ended.TIMEOUT: "does not end",
     Ended.CRASH: "dies",
@@ -160,14 +161,12 @@ def sentence(difference: Difference) -> str:
     """Return the difference as a sentence: the parts, the lines, and the effect on real ranks."""
     rank, other = difference.rank, difference.other
     if difference.other_call is None:
-        how = _ENDS[Ended(difference.kind)]
+        how, is_refused = _ENDS[Ended(difference.kind)], difference.kind == Ended.REFUSED
         # Of out of memory, the size that was asked for.
         beginning = (difference.error or "").partition(" GPU 0 has")[0]
         error = f" ({one_line(beginning, _LONGEST_ERROR)})" if difference.error else ""
-        return (
-            f"rank {rank} {how}{error}{_at(difference.stood)} where rank {other} continues: "
-            "real ranks would wait for it"
-        )
+        effect = "it was not compared further" if is_refused else "real ranks would wait for it"
+        return f"rank {rank} {how}{error}{_at(difference.stood)} where rank {other} continues: {effect}"
     effect = f"{_EFFECTS[difference.kind]} (call {difference.number + 1} of the group)"
     expected = f"{called(difference.other_call)}{_at(difference.other_call.stack)}"
     if difference.call is None:

@@ -12,7 +12,9 @@ import datetime
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,8 +31,9 @@ from torch.utils.data import DataLoader
 from fsdpbench.base.torch_internals import patch, replace
 from fsdpbench.script.cuda.device_names import CUDA, map_amp, map_device_names
 from fsdpbench.script.cuda.distributed import map_starters
+from fsdpbench.script.cuda.profiling import map_profiler
 from fsdpbench.script.cuda.refusals import Replacements
-from fsdpbench.script.interposing import Arguments, around, around_fsdp1, around_init
+from fsdpbench.script.interposing import Arguments, around, around_fsdp1, around_imports, around_init
 from fsdpbench.script.real_ranks.watching import NotComparedError
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
@@ -44,6 +47,7 @@ _ALONE = (
 )  # fmt: skip
 _BACKENDS = ("backend", "pg_options", "device_id")
 _DEVICES = ("device_ids", "output_device")
+LIGHTNING = re.compile(r"(?:pytorch_)?lightning.*\.(?:\w*connector|model_parallel)")
 _GIB = 1 << 30
 
 
@@ -86,14 +90,19 @@ def map_host(notes: set[str]) -> None:
     local_rank = int(os.environ["LOCAL_RANK"])
     map_device_names(replacements, local_rank, on_host=True)
     map_amp(replacements, _HOST)
+    for name in ("layer_norm", "group_norm"):  # autocast computes them in float32 on GPUs only
+        torch.library.register_autocast(f"aten::{name}", _HOST, torch.float32)
     map_gpus()
+    map_profiler(replacements)  # recording takes longer than the steps
     _map_distributed(replacements)
     around_init(DataLoader, functools.partial(_without, _ALONE))
     around_init(DistributedDataParallel, functools.partial(_without, _DEVICES))
     around_fsdp1(lambda module, kwargs: kwargs.update(device_id=torch.device(_HOST)))
     patch("check_synced_states", lambda original: _nothing)
+    patch("flex_validate_device", lambda original: _nothing)  # it refuses backwards, which run uncompiled
     around(FSDPModule, "set_gradient_divide_factor", _summing)
     around(torch.amp.GradScaler, "__init__", _naming_host)
+    around_imports(LIGHTNING, change_lightning)
     torch.compiler.set_stance("force_eager")  # a compiler for the CPU would take minutes
     torch.nn.SyncBatchNorm.convert_sync_batchnorm = functools.partial(_by_rank, notes)  # type: ignore[method-assign]
     for name in _DROPOUTS:
@@ -151,14 +160,14 @@ def _answering(answer: object) -> Callable[..., Any]:
 
 def _map_distributed(replacements: Replacements) -> None:
     there = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    replacements.wrap(dist, "init_process_group", passing_to(functools.partial(_start, there)))
+    replacements.wrap(dist, "init_process_group", passing_to(functools.partial(start_group, there)))
     replacements.wrap(dist, "new_group", passing_to(_on_gloo))
     around(dist.Work, "get_future", _future)
     map_starters(replacements, int(os.environ["RANK"]))
     around(DeviceMesh, "__init__", _naming_host)
 
 
-def _start(there: dict[str, str], original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+def start_group(there: dict[str, str], original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
     """Call `init_process_group` for the ranks that are `there`. Raises `OneNodeError` for one node's."""
     asked = str(dict(zip(("world_size", "rank"), args[3:5], strict=False), **kwargs).get("world_size", -1))
     asked = os.environ["WORLD_SIZE"] if asked == "-1" else asked
@@ -224,3 +233,31 @@ def _without_dropout(notes: set[str], name: str, place: int, original: Any, *arg
     if len(args) > place:
         return original(*args[:place], 0.0, *args[place + 1 :], **kwargs)
     return original(*args, **kwargs | {name: 0.0})
+
+
+def change_lightning(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Let Lightning's Trainer and Fabric, as they are imported, take the ranks that are there."""
+    execute(module)
+    for kind in [each for each in vars(module).values() if isinstance(each, type)]:
+        if hasattr(kind, "_check_device_config_and_set_final_flags"):
+            around(kind, "_check_device_config_and_set_final_flags", _with_ranks)
+        elif kind.__name__ == "CUDAAccelerator":
+            around(kind, "setup_device", lambda original, accelerator, device: None)
+        elif kind.__name__ == "ModelParallelStrategy":
+            around(kind, "__init__", _with_sizes)
+
+
+def _with_ranks(original: Callable[..., Any], connector: Any, devices: Any, num_nodes: Any) -> None:
+    """Take the nodes and devices that are there, whatever number of more than one is asked for."""
+    if (str(devices), str(num_nodes)) != ("1", "1"):
+        devices = local = int(os.environ["LOCAL_WORLD_SIZE"])
+        num_nodes = int(os.environ["WORLD_SIZE"]) // local
+    original(connector, devices=devices, num_nodes=num_nodes)
+
+
+def _with_sizes(original: Callable[..., Any], made: Any, *args: Any, **kwargs: Any) -> None:
+    """Let data parallelism have the ranks that tensor parallelism of a stated size leaves."""
+    kwargs |= dict(zip(("data_parallel_size", "tensor_parallel_size"), args, strict=False))
+    if {int} == {type(kwargs.get(name)) for name in ("data_parallel_size", "tensor_parallel_size")}:
+        kwargs["data_parallel_size"] = int(os.environ["WORLD_SIZE"]) // kwargs["tensor_parallel_size"]
+    original(made, **kwargs)

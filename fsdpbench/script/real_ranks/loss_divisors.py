@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 _PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone", "NanToNum")
+_PRODUCTS = {"Mul": "_saved_other", "Div": "_saved_other", "Dot": "_saved_tensor"}
 _MEAN = 1
 """`at::Reduction::Mean`; 0 keeps all elements, 2 adds them."""
 _OF_SUM = re.compile(r"/(?:Add|Sub)\d")
@@ -23,6 +24,8 @@ _ROUNDED, _ALL_WHOLE = (torch.bfloat16, torch.float16), 128
 """From here on each number of bfloat16 is whole: it says nothing of a divisor."""
 _EVEN = 0.01
 """The share by which numbers of elements may differ: an element weighs at most that much more."""
+_ROUNDING = 1e-5
+"""The share by which a mask adds up to more or less than 1, as with `mask.sum() + 1e-6`; of bfloat16 more."""
 _AUXILIARY = 0.1
 """A term of less than this share of its loss' largest weight serves training, and is any mean."""
 
@@ -80,6 +83,8 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
     elif kind == "Mean":
         all_of_it = node.name() == "MeanBackward0"
         count = node._saved_self_sym_numel if all_of_it else math.prod(node._saved_self_sym_sizes)
+        parts, share = _counted(below[0], parts, _PASSING)
+        count *= share
         yield path, Term(count, abs(factor / parts), count * parts / factor)
     elif reduction == _MEAN:
         divisor = float(getattr(node, "_saved_total_weight", node._saved_self.numel()))
@@ -87,12 +92,33 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
         weighted = getattr(node, "_saved_weight", None) is not None and hasattr(node, "_saved_target")
         count = int((node._saved_target >= 0).sum()) if weighted else divisor
         yield path, Term(count, abs(factor / parts), divisor * parts / factor)
-    elif kind == "Sum" or reduction:
+    elif kind in ("Sum", "Dot") or reduction:
+        parts, _ = _counted(node, parts, (*_PASSING, "Sum"))
         # Numbers of elements are exactly whole; others are norms and values of losses.
         count = parts if parts.is_integer() else 1.0
         above, divided, below_it = path.rpartition("/Div")  # sums of chunks that are divided together are one
         path = above + divided + (_OF_SUM.sub("", below_it) if divided else below_it)
         yield path, Term(count, abs(factor * count / parts), parts / factor)
+
+
+def _counted(node: Any, parts: float, passing: Sequence[str]) -> tuple[float, float]:
+    """Return what a sum or mean of a node's elements is divided by, instead of `parts`, and the share of them
+    that count: those that a constant mask keeps. Unless it adds up to 1 then, it is a weight."""
+    is_mean, mask = "Sum" not in passing, torch.ones(())
+    while node is not None and (kind := node.name().partition("Backward")[0]) in (*passing, *_PRODUCTS):
+        below = [each for each, _ in node.next_functions]
+        if kind in _PRODUCTS:
+            if len(below) > 1 and (None not in below or (kind == "Div" and below[0] is None)):
+                break  # a ratio or a product of two losses
+            other = getattr(node, _PRODUCTS[kind]) if below[0] is not None else node._saved_self
+            mask = mask / other if kind == "Div" else mask * other
+        node = below[0] or below[-1]
+    kept, eps = mask[mask != 0].double(), torch.finfo(mask.dtype).eps
+    apart = float(kept.max() - kept.min()) / float(kept.abs().max()) if len(kept) and mask.ndim else 1.0
+    total = float(kept.sum()) / parts / (mask.numel() if is_mean else 1)
+    if apart > _ROUNDING or not abs(abs(total) - 1) <= max(_ROUNDING, eps):
+        return parts, 1.0
+    return (1.0, len(kept) / mask.numel()) if is_mean else (float(len(kept)), 1.0)
 
 
 def uneven(backwards: Iterable[Divided]) -> tuple[str, list[float]] | None:

@@ -204,6 +204,7 @@ class _Unsharded(nn.Module):
     def __init__(self, module: nn.Module, *args: Any, mixed_precision: Any = None, **kwargs: Any) -> None:
         super().__init__()
         self.module = module
+        self.register_load_state_dict_pre_hook(_within)
         _materialise(module, kwargs.get("param_init_fn"))
         if mixed_precision is not None and hasattr(mixed_precision, "param_dtype"):
             kind = mixed_precision.param_dtype
@@ -249,6 +250,13 @@ class _Unsharded(nn.Module):
     def optim_state_dict(model: nn.Module, optim: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the optimizer's own state."""
         return optim.state_dict()
+
+
+def _within(module: nn.Module, state: Any, prefix: str, *others: Any) -> None:
+    """Take names as FSDP1 gives them, which leaves itself out."""
+    for name in [each for each in state if each.startswith(prefix)]:
+        if not name.startswith(f"{prefix}module."):
+            state[f"{prefix}module.{name.removeprefix(prefix)}"] = state.pop(name)
 
 
 def _materialise(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:

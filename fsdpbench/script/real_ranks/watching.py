@@ -181,7 +181,24 @@ class Watch:
             self._depth -= 1
         return None
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Look at gradients before a step: behind the backward of its closure, if it has one."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._with_gradients(optimizer)
+            return None
+        calls = [closure]
+
+        def called() -> Any:
+            if not calls:
+                raise NotComparedError("an optimizer that calls its closure again")
+            loss = calls.pop()()
+            self._with_gradients(optimizer)
+            return loss
+
+        return ((args[0], called), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": called})
+
+    def _with_gradients(self, optimizer: Any) -> None:
         self._stepping, self._random = True, torch.get_rng_state()
         if self._depth:
             raise NotComparedError("an optimizer that steps in backward")

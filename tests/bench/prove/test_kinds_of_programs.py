@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from fsdpbench.answers.prove.parts import Request, prove
 from fsdpbench.answers.prove.real_runs import run_ranks
@@ -12,7 +14,9 @@ from fsdpbench.answers.prove.verdict import Part, PartVerdict, Verdict
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.launch import fork_server
+from fsdpbench.script.real_ranks.host_cuda import OneNodeError, start_group
 from fsdpbench.script.real_ranks.rank import Task, Way
+from fsdpbench.script.real_ranks.watching import NotComparedError
 
 HEAD = """
 import os, torch, torch.distributed as dist
@@ -104,6 +108,43 @@ optimizer = Noisy(model.parameters(), lr=0.1)
 data = lambda step: torch.randn(4, 8, device="cuda")
 """
     + TRAIN,
+    "an optimizer with a closure": """
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def closure():
+    optimizer.zero_grad()
+    loss = model(data(step)).square().mean()
+    loss.backward()
+    return loss
+for step in range(5):
+    optimizer.step(closure)
+""",
+    "FlexAttention, profiled, autocast over norms of bfloat16": """
+from torch.nn.attention.flex_attention import flex_attention
+from torch.profiler import profile
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own, self.norm = nn.Linear(8, 8), nn.LayerNorm(8).bfloat16()
+    def forward(self, x):
+        heads = self.own(self.norm(x)).view(1, 1, 4, 8)
+        return torch.compile(flex_attention)(heads, heads, heads, score_mod=lambda s, b, h, q, k: s + q - k)
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(Attention().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with profile(record_shapes=True, with_stack=True, profile_memory=True) as prof:
+    for step in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            model(data(step)).square().mean().backward()
+        optimizer.step()
+        prof.step()
+prof.export_chrome_trace("trace.json")
+print(prof.key_averages().table())
+""",
     "compiled, with synchronised norms": """
 dist.init_process_group("nccl")
 model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(net(), nn.BatchNorm1d(8)))
@@ -150,6 +191,28 @@ def gradients_of(text: str, folder: Path, ranks: int = 2) -> PartVerdict:
     return found
 
 
+def test_a_script_of_as_many_processes_as_it_finds_gpus_asks_for_one_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(os, "environ", {**there, "MASTER_PORT": "23456"})
+    started: list[tuple[object, ...]] = []
+
+    def start(world_size: int, rank: int) -> None:
+        start_group(there, lambda *args, **_: started.append(args), world_size=world_size, rank=rank)
+
+    with pytest.raises(OneNodeError):
+        start(2, 1)
+    with pytest.raises(NotComparedError, match="a script of 8 ranks among 4"):
+        start(8, 1)
+    start(-1, -1)
+    start(4, 1)
+    assert started == [("gloo",)] * 2
+    assert os.environ["MASTER_PORT"] == "1"
+
+
+@pytest.mark.campaign
 def test_a_spawned_program_runs_on_all_ranks(tmp_path: Path) -> None:
     run = run_ranks(config_of(RIGHT["spawned"], tmp_path), tmp_path / "run", 2, 60.0, Task(Way.SHARDED, 1))
     assert run.steps

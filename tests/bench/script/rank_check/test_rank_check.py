@@ -299,6 +299,14 @@ def test_each_planted_fault_is_found(run_probe: RunScript, name: str) -> None:
 
 
 @pytest.mark.campaign
+def test_what_is_not_simulated_on_one_rank_is_no_difference_of_ranks(run_probe: RunScript) -> None:
+    text = "loop(network().to(device), 3)\nif rank == 4:\n    torch.cuda.CUDAGraph()\n"
+    run = run_probe(f"{BEGINNING}{text}loop(network().to(device), 9)", check_ranks="", to_the_end=True)
+    assert run.result["status"] == "error", run.cause
+    assert "rank 4 meets what is not simulated (NotSimulatedError: torch.cuda.CUDAGraph" in run.cause
+
+
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("rank", "cause"), [(0, "ran past 12 s: rank 0 stood at "), (4, "ran past 12 s: rank 4 does not end at ")]
 )

@@ -117,6 +117,15 @@ def test_a_rank_that_raises_is_named_and_what_it_did_not_reach_is_not() -> None:
     )
 
 
+def test_a_refusal_of_the_simulation_is_not_said_to_hang() -> None:
+    refused = log(0, call(), ended=Ended.REFUSED, error="NotSimulatedError: x is not simulated: y")
+    message = told(refused, log(3, call(), call()))
+    assert message == (
+        "rank 0 meets what is not simulated (NotSimulatedError: x is not simulated: y) "
+        "where rank 3 continues: it was not compared further"
+    )
+
+
 def test_ranks_that_all_raise_do_not_differ() -> None:
     assert told(*(log(rank, call(), ended=Ended.RAISED, error="ValueError: no") for rank in (0, 1))) is None
 

@@ -63,6 +63,13 @@ def test_a_loss_without_a_graph_has_no_divisor() -> None:
 
 WEIGHTS = torch.linspace(0.5, 3.0, CLASSES)
 ROW_MASKS = torch.arange(CLASSES) < torch.tensor([[2], [5], [7], [3], [6], [4]])
+
+
+def masked(n: int) -> torch.Tensor:
+    """Four valid tokens of six in the first microbatch, two in the second."""
+    return (torch.arange(6) < 4 - 2 * n).float()
+
+
 Of = Callable[[torch.Tensor, int], torch.Tensor]
 """The loss of some rows, in a microbatch of a number."""
 RIGHT: dict[str, Of] = {
@@ -82,7 +89,27 @@ RIGHT: dict[str, Of] = {
         (x[:3] * ROW_MASKS[n : n + 3]).sum(1) / ROW_MASKS[n : n + 3].sum(1)
     ).mean(),
 }
+RIGHT |= {
+    "a mask over the mean count": lambda x, n: (x[:, 0] * masked(n)[: len(x)]).sum() / 3.0,
+    "a mask's share of all": lambda x, n: (x[:2].square() * masked(n)[:2, None]).mean(),
+    "a masked sum over its own size": lambda x, n: (
+        (x[0, :6].square() * masked(n)).sum() / (x[0, :6].square() * masked(n)).sum().detach()
+    ),
+    "rows of a normalised mask": lambda x, n: (
+        (x[:3] * (ROW_MASKS[n : n + 3] / ROW_MASKS[n : n + 3].sum(1, keepdim=True))).sum(1).mean()
+    ),
+    "advantages": lambda x, n: (x[:3, 0] * torch.tensor([0.5, -1.0, 2.0 + n])).sum() / 3,
+}
 WRONG: dict[str, Of] = {
+    "a normalised mask": lambda x, n: (x[0, :6] * (masked(n) / masked(n).sum())).sum(),
+    "a normalised mask of bf16": lambda x, n: (x[0, :6] * (masked(n) / masked(n).sum()).bfloat16()).sum(),
+    "a mask, normalised by rows and columns": lambda x, n: (
+        ((masked(n) / masked(n).sum())[:, None] * x[:1, :6].T.expand(6, 3)).sum(1).sum()
+    ),
+    "a mask and a product": lambda x, n: x[0, :6] @ (masked(n) / masked(n).sum()),
+    "a mask divided inside": lambda x, n: (x[0, :6] * masked(n) / masked(n).sum()).sum(),
+    "a mask and a small number": lambda x, n: (x[0, :6] * masked(n)).sum() / (masked(n).sum() + 1e-6),
+    "a share of a mask": lambda x, n: (x[0, :6] * masked(n)).mean() / masked(n).mean(),
     "means": lambda x, n: x.square().mean() / 2,
     "counted sums": lambda x, n: x.square().sum() / len(x),
     "a curriculum of means": lambda x, n: x.square().mean() * (3 - n),
