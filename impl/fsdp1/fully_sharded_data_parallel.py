@@ -141,25 +141,25 @@ class FullyShardedDataParallel(StateDictMethods):
         self.compute_device = device
         self.process_group = group_of(process_group, device_mesh)
         self._use_orig_params = use_orig_params
-        self._hooks = self._hold(module, units, settings)
-        from ..shared.torch_internals import skip_frame  # the compiler is imported now
-
-        skip_frame(FullyShardedDataParallel.forward)  # what is wrapped is compiled by itself
+        self._hold(module, units, settings)
         self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
 
-    def _hold(self, module: nn.Module, units: Sequence[Unit], settings: ScheduleSettings) -> ModuleHooks:
-        """Register the module; returns the hooks that run the units."""
+    def _hold(self, module: nn.Module, units: Sequence[Unit], settings: ScheduleSettings) -> None:
+        """Register the module, and make the hooks that run the units."""
         self.rank = self.process_group.rank()
         self.world_size = self.process_group.size()
         self.add_module(WRAPPED, module)
         precision = self.mixed_precision
         self._stage = stage = Stage([self], units, self.compute_device, settings)
         stage.error_of_second_root = AssertionError
-        return ModuleHooks(
+        self._hooks = ModuleHooks(
             stage,
             input_dtype=precision.param_dtype if precision.cast_forward_inputs else None,
             root_input_dtype=precision.param_dtype if precision.cast_root_forward_inputs else None,
         )
+        from ..shared.torch_internals import skip_frame  # the hooks have imported the compiler
+
+        skip_frame(FullyShardedDataParallel.forward)  # what is wrapped is compiled by itself
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         # Python's own copy would read the memory of parameters that are freed.
