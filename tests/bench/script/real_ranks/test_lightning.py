@@ -37,7 +37,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(("package", "connector"), LAYOUTS)
+@pytest.mark.parametrize(("package", "connector"), sorted(LAYOUTS))
 def test_the_ranks_that_are_there_are_taken(
     package: str, connector: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
