@@ -222,8 +222,9 @@ class Watch:
         """Do what belongs between the record of a step and its optimizer."""
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._stepping:  # not where an optimizer has not called its closure
+            torch.set_rng_state(self._random)  # a shard takes fewer random numbers than the whole
         self._stepping = False
-        torch.set_rng_state(self._random)  # a shard takes fewer random numbers than the whole
         if optimizer is self._leading:
             self.count += 1
             self._begins, self._steps = True, False
