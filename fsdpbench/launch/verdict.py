@@ -5,7 +5,8 @@ cause is looked for in this order:
 
     ran past the timeout        timeout: where each rank stood
     out of memory on any rank   oom
-    a rank died without a message  crash: not stopped by us, no record; by its signal or exit code
+    a rank died without a message  crash: not stopped by us, no record; by its signal or exit code (0 and
+                                SIGTERM: after other ranks' own errors)
     an error of its own         error: the earliest that is not the broken connection to another rank
     a broken connection         error: the earliest
 
@@ -173,11 +174,14 @@ def judge(
     for end in ends:
         if end.out_of_memory:
             return _outcome(Status.OOM, end, end.cause)
+    failed = sorted((end for end in ends if end.status is not Status.OK), key=lambda end: _order(folder, end))
+    has_own_error = bool(failed) and not _order(folder, failed[0])[0]
     # A signal is known to be the rank's own end; an unknown one may be a rank that was stopped too early.
     crashed = [end for end in ends if end.record is None and not end.files.was_stopped()]
+    # One that ended with 0, or as the launcher ends the others, is not to blame for another's own error.
+    crashed = [end for end in crashed if end.exit_code not in (0, -signal.SIGTERM) or not has_own_error]
     if crashed:
         return _crash(min(crashed, key=lambda end: (end.exit_code is None, end.rank)))
-    failed = sorted((end for end in ends if end.status is not Status.OK), key=lambda end: _order(folder, end))
     if failed:
         return _outcome(Status.ERROR, failed[0], failed[0].cause or failed[0].how)
     return Outcome(Status.OK)

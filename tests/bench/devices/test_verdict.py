@@ -76,6 +76,15 @@ def test_a_rank_that_was_stopped_is_not_to_blame(folder, leave):
     assert judged(folder, {0: -15, 1: 1}).cause == "rank 1: ValueError: bad batch"
 
 
+@pytest.mark.parametrize("code", [0, -15])
+def test_a_rank_that_ended_quietly_is_not_to_blame_for_an_error_of_another(folder, leave, code):
+    leave(0)
+    leave(1, Status.ERROR, "ValueError: bad batch")
+    assert judged(folder, {0: code, 1: 1}).cause == "rank 1: ValueError: bad batch"
+    leave(1, Status.ERROR, BROKEN)
+    assert judged(folder, {0: code, 1: 1}).cause.startswith("rank 0: ")
+
+
 def test_out_of_memory_comes_before_all_errors(folder, leave):
     leave(0, Status.ERROR, "ValueError: earlier", at=1)
     leave(1, Status.OOM, "tried to allocate 2 GiB", at=2)
