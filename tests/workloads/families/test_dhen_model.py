@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,14 +116,13 @@ def run_rank(rank: int, world_size: int, store: str, results: Any) -> None:
     dist.barrier()
 
 
-@pytest.mark.parametrize("world_size", [2, 8])
-def test_ranks_share_the_tables_of_one(world_size: int, tmp_path: Path) -> None:
-    """5 tables over 2 ranks (3 and 2) and over 8 (some without any): what one process computes alone."""
+def run_ranks(world_size: int, store: str) -> list[tuple[int, Any, Any]]:
+    """Each rank's number, the rows that it saw, and its tables."""
     fork = multiprocessing.get_context("fork")
     results = fork.Queue()
-    arguments = (world_size, str(tmp_path / "store"), results)
     ranks = [
-        fork.Process(target=run_rank, args=(rank, *arguments), daemon=True) for rank in range(world_size)
+        fork.Process(target=run_rank, args=(rank, world_size, store, results), daemon=True)
+        for rank in range(world_size)
     ]
     for process in ranks:
         process.start()
@@ -129,6 +131,23 @@ def test_ranks_share_the_tables_of_one(world_size: int, tmp_path: Path) -> None:
         process.join(timeout=30)
         if process.is_alive():
             process.kill()
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 8])
+def test_ranks_share_the_tables_of_one(world_size: int, tmp_path: Path) -> None:
+    """5 tables over 2 ranks (3 and 2) and over 8 (some without any): what one process computes alone."""
+    # Forked from a process without a simulated device: torch runs no backward in a fork of one whose
+    # autograd has started threads for devices.
+    command = [
+        sys.executable,
+        __file__,
+        str(world_size),
+        str(tmp_path / "store"),
+        str(tmp_path / "found.json"),
+    ]
+    subprocess.run(command, check=True, timeout=120)
+    found = json.loads((tmp_path / "found.json").read_text())
 
     seen, table = use_tables(sample_ids)
     rows_of_all = torch.cat([torch.tensor(rows) for _, rows, _ in found], dim=1)
@@ -137,3 +156,7 @@ def test_ranks_share_the_tables_of_one(world_size: int, tmp_path: Path) -> None:
     for rank, _, own in found:
         expected = by_feature[rank::world_size].reshape(-1, WIDTH)
         torch.testing.assert_close(torch.tensor(own).reshape(-1, WIDTH), expected)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[3]).write_text(json.dumps(run_ranks(int(sys.argv[1]), sys.argv[2])))
