@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,7 +95,7 @@ def advise_script(
     tried = [_tried(candidate, base, trials.get(candidate.variation)) for candidate in found]
     if Kind.MISTAKE in kinds:
         alike = _varied(config, "", steady=steady)
-        mixes = by_unit(alike, result, base, trials, _told(jobs, tell))
+        mixes = by_unit(alike, result, base, trials, _simulating(jobs, tell))
         tried += [_tried(candidate, base, trial) for candidate, trial in mixes]
     starving = _starving(result, base, [trials[variation] for variation in loader], list(loader))
     folder = "" if config.script is None else str(config.script.own_folder)
@@ -110,13 +111,14 @@ def fitting_mix(
     if config.script is None or as_it_is.fits or not (result.get("script") or {}).get("observed"):
         return None
     alike = _varied(config, "", steady=_is_steady(result))
-    found = next(by_unit(alike, result, as_it_is, {}, _told(jobs, tell)), None)
+    found = next(by_unit(alike, result, as_it_is, {}, _simulating(jobs, tell)), None)
     return found and _with_diff(_tried(found[0], roomy, found[1]), str(config.script.own_folder))
 
 
-def _told(jobs: int, tell: Callable[[str], None]) -> Callable[[Sequence[Config]], list[Trial]]:
-    """Return a function that simulates mixes of blocks, and tells how far it is."""
-    return lambda mixes: simulate(mixes, jobs, lambda done: tell(f"simulated {done} of {len(mixes)} by unit"))
+def _simulating(jobs: int, tell: Callable[[str], None]) -> Callable[[Sequence[Config]], list[Trial]]:
+    """Return a function that simulates mixes of blocks, and reports how many it has simulated."""
+    numbers = itertools.count(1)
+    return lambda mixes: simulate(mixes, jobs, lambda _: tell(f"{next(numbers)} simulated by unit"))
 
 
 def _with_diff(each: Tried, folder: str) -> Tried:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import time
@@ -120,9 +121,10 @@ def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain:
     from fsdpbench.sweep.trials import simulate
 
     def run(configs: Sequence[Config]) -> list[Candidate]:
-        found = simulate(configs, jobs, lambda done: tell(f"simulated {done} of {len(configs)} by unit"))
+        found = simulate(configs, jobs, lambda _: tell(f"{next(numbers)} simulated by unit"))
         return [judge(each.config, each.result, goal) for each in found]
 
+    numbers = itertools.count(1)
     goal = Goal(f"{_unit(foreseen.predictions[0].config)}_per_s")
     tried = []
     for each in foreseen.predictions:

@@ -196,25 +196,25 @@ def test_a_script_that_runs_out_of_memory_gets_the_best_mix_that_fits(
     ran = {"script": {"observed": SEEN | {"model": model}}, "status": "ok", "step_time_s": 6.0}
     ran |= {"measured": {}, "alloc_retries_per_step": 0, "peak_memory_bytes": {"reserved": 106 * GIB}}
     roomy, out = Trial(config, Result.of(ran)), Trial(config, Result.of({"status": "oom"}))
-    told: list[str] = []
+    lines_shown: list[str] = []
 
     def run(mixes: Sequence[Config], jobs: int, tell: Callable[[int], None]) -> list[Trial]:
         tell(len(mixes))
         return [machine(each) for each in mixes]
 
     monkeypatch.setattr(advisor, "simulate", run)
-    found = fitting_mix(config, out, roomy, 1, told.append)
+    found = fitting_mix(config, out, roomy, 1, lines_shown.append)
     assert found is not None
     assert found.gain is not None
     assert -0.25 < found.gain < 0, "faster than all recomputed, slower than with memory enough"
     assert found.trial.fits
     assert not found.trial.risky
-    assert told[0].endswith("by unit")
+    assert lines_shown[0].endswith("by unit")
     lines = describe_fitting(found).splitlines()
     assert lines[0] == "By unit, against the script with memory enough:"
     assert " slower [" in lines[1]
     assert entry(found)["status"] == "ok"
-    assert fitting_mix(config, roomy, roomy, 1, told.append) is None
+    assert fitting_mix(config, roomy, roomy, 1, lines_shown.append) is None
 
 
 def _first(count: int) -> str:

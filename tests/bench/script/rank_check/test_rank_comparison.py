@@ -25,14 +25,14 @@ def log(rank: int, *calls: Call, **given: Any) -> RankLog:
     return RankLog(rank, list(calls), **given)
 
 
-def told(*logs: RankLog) -> str | None:
+def described(*logs: RankLog) -> str | None:
     difference = first_difference(logs)
     return None if difference is None else sentence(difference)
 
 
 def test_the_same_calls_are_no_difference() -> None:
     calls = [call(), call("barrier", sizes=()), call("all_gather", group=WORLD)]
-    assert told(*(log(rank, *calls) for rank in range(4))) is None
+    assert described(*(log(rank, *calls) for rank in range(4))) is None
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_same_calls_are_no_difference() -> None:
 )
 def test_each_part_of_a_call_counts(changed: dict[str, Any], words: str) -> None:
     odd = call(line=31)._replace(**changed)
-    message = told(log(0, call(line=29)), log(1, odd), log(2, call(line=29)))
+    message = described(log(0, call(line=29)), log(1, odd), log(2, call(line=29)))
     assert message is not None
     assert message.startswith("rank 1 calls")
     assert (
@@ -58,13 +58,13 @@ def test_each_part_of_a_call_counts(changed: dict[str, Any], words: str) -> None
 
 
 def test_the_odd_one_out_is_named_also_where_it_is_rank_0() -> None:
-    message = told(log(0, call(sizes=(9,))), log(1, call()), log(3, call()))
+    message = described(log(0, call(sizes=(9,))), log(1, call()), log(3, call()))
     assert message is not None
     assert message.startswith("rank 0 calls")
 
 
 def test_a_rank_that_calls_fewer_never_joins() -> None:
-    message = told(log(0, call(), call("barrier", 7)), log(3, call()))
+    message = described(log(0, call(), call("barrier", 7)), log(3, call()))
     assert message is not None
     assert message.startswith("rank 3 never joins barrier")
     assert "train.py:7" in message
@@ -80,15 +80,15 @@ def test_another_order_is_found_where_it_begins() -> None:
 def test_ranks_of_different_groups_share_nothing() -> None:
     left = [call(group=LEFT, sizes=(1,)), call()]
     right = [call(), call(group=RIGHT, sizes=(2,)), call(group=RIGHT)]
-    assert told(log(0, *left), log(1, *left), log(2, *right), log(3, *right)) is None
+    assert described(log(0, *left), log(1, *left), log(2, *right), log(3, *right)) is None
 
 
 def test_calls_of_two_groups_may_come_in_any_order() -> None:
-    assert told(log(0, call(), call(group=LEFT)), log(1, call(group=LEFT), call())) is None
+    assert described(log(0, call(), call(group=LEFT)), log(1, call(group=LEFT), call())) is None
 
 
 def test_another_group_is_a_call_that_the_first_one_lacks() -> None:
-    message = told(log(0, call(group=LEFT)), log(1, call()))
+    message = described(log(0, call(group=LEFT)), log(1, call()))
     assert message is not None
     assert "rank 1 never joins all_reduce(4 float32, sum, group of ranks 0, 1)" in message
 
@@ -98,20 +98,20 @@ def test_the_earliest_difference_of_all_groups_is_named() -> None:
         log(0, call(), call(group=LEFT, line=50)),
         log(1, call(sizes=(8,), line=10), call("barrier", group=LEFT, line=51)),
     ]
-    message = told(*logs)
+    message = described(*logs)
     assert message is not None
     assert "train.py:10" in message
 
 
 def test_sizes_that_may_differ_are_not_compared() -> None:
-    assert told(log(0, call("all_to_all", sizes=None)), log(1, call("all_to_all", sizes=(3,)))) is None
+    assert described(log(0, call("all_to_all", sizes=None)), log(1, call("all_to_all", sizes=(3,)))) is None
 
 
 def test_a_rank_that_raises_is_named_and_what_it_did_not_reach_is_not() -> None:
     raised = log(
         2, call(), ended=Ended.RAISED, error="ValueError: no", stood=(Frame("train.py", 9, "f", True),)
     )
-    message = told(log(0, call(), call()), raised, log(3, call(), call()))
+    message = described(log(0, call(), call()), raised, log(3, call(), call()))
     assert message == (
         "rank 2 raises (ValueError: no) at train.py:9 where rank 0 continues: real ranks would wait for it"
     )
@@ -119,7 +119,7 @@ def test_a_rank_that_raises_is_named_and_what_it_did_not_reach_is_not() -> None:
 
 def test_a_refusal_of_the_simulation_is_not_said_to_hang() -> None:
     refused = log(0, call(), ended=Ended.REFUSED, error="NotSimulatedError: x is not simulated: y")
-    message = told(refused, log(3, call(), call()))
+    message = described(refused, log(3, call(), call()))
     assert message == (
         "rank 0 meets what is not simulated (NotSimulatedError: x is not simulated: y) "
         "where rank 3 continues: it was not compared further"
@@ -127,11 +127,13 @@ def test_a_refusal_of_the_simulation_is_not_said_to_hang() -> None:
 
 
 def test_ranks_that_all_raise_do_not_differ() -> None:
-    assert told(*(log(rank, call(), ended=Ended.RAISED, error="ValueError: no") for rank in (0, 1))) is None
+    assert (
+        described(*(log(rank, call(), ended=Ended.RAISED, error="ValueError: no") for rank in (0, 1))) is None
+    )
 
 
 def test_a_difference_before_the_error_comes_first() -> None:
-    message = told(log(0, call(), call()), log(1, call("barrier"), ended=Ended.RAISED))
+    message = described(log(0, call(), call()), log(1, call("barrier"), ended=Ended.RAISED))
     assert message is not None
     assert message.startswith("rank 1 calls barrier")
 
@@ -140,13 +142,13 @@ def test_inside_of_join_a_rank_may_have_fewer() -> None:
     inside = call(phase=1)
     few = log(0, inside, call("barrier", phase=2), phase=2)
     many = log(1, inside, inside, inside, call("barrier", phase=2), phase=2)
-    assert told(few, many) is None
+    assert described(few, many) is None
     outside = log(0, inside, call("broadcast", phase=2), phase=2)
-    assert told(outside, many) is not None
+    assert described(outside, many) is not None
 
 
 def test_a_log_that_was_cut_short_is_compared_as_far_as_it_goes() -> None:
-    assert told(log(0, call(), call()), log(1, call(), ended=Ended.TOO_MANY)) is None
+    assert described(log(0, call(), call()), log(1, call(), ended=Ended.TOO_MANY)) is None
 
 
 def test_a_log_comes_back_from_its_file(tmp_path: Path) -> None:
