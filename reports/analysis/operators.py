@@ -9,7 +9,7 @@ its sum) the longest takes the work in the kernels' own table.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from math import prod
@@ -22,7 +22,7 @@ from fsdpbench.reports.analysis.peaks import Chip, compute_type
 from fsdpbench.reports.analysis.records import Ns, Record, seconds
 from fsdpbench.reports.analysis.units import NOTHING, index_spans
 from fsdpbench.reports.readers import OperatorCall, Trace, dtype_bytes
-from fsdpbench.reports.readers.trace import OPERATORS
+from fsdpbench.reports.readers.trace import OPERATORS, Int64
 
 MOST_ROWS = 200
 """Rows of each table in the JSON; the rest is summed up."""
@@ -364,29 +364,38 @@ def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
         kernel_time[place[mine][order]] = duration[order]
     else:
         time = np.where(np.isin(rows, work.row), events.duration[rows], 0)
-    groups: dict[tuple[int, int, int], list[int]] = {}
-    # Equal calls are mostly one object; each object is compared once.
-    distinct: dict[OperatorCall, int] = {}
-    objects = {id(call): call for call in trace.calls.values()}
-    same = {key: distinct.setdefault(call, len(distinct)) for key, call in objects.items()}
-    inputs = (same[id(call)] for call in trace.calls.values())
-    numbers = zip(events.name[rows].tolist(), inputs, kernel.tolist(), strict=True)
-    for number, key in enumerate(numbers):
-        if time[number] > 0:
-            groups.setdefault(key, []).append(number)
+    ran_at_all = np.flatnonzero(time > 0)
+    inputs = _numbers_of_inputs(trace.calls.values())[ran_at_all]
+    # Numbers of names and of inputs are below 2**31 each, so that keys of two of them fit.
+    same = np.unique(events.name[rows[ran_at_all]].astype(np.int64) << 31 | inputs, return_inverse=True)[1]
+    keys = same << 31 | kernel[ran_at_all] + 1
+    _, first, group, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    times, kernel_times = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+    np.add.at(times, group, time[ran_at_all])
+    np.add.at(kernel_times, group, kernel_time[ran_at_all])
     found = []
-    for (_, _, ran), each in groups.items():
-        row = int(rows[each[0]])
+    for number in np.argsort(first).tolist():
+        row, ran = int(rows[ran_at_all[first[number]]]), int(kernel[ran_at_all[first[number]]])
         name, call = trace.name_of(row), trace.calls[row]
         cost, word = cost_of(name, call), trace.names[ran] if ran != NOTHING else ""
         # What crosses the host's link, or runs on the host, is not held against the device's memory.
         least, bound = None, None
         if chip is not None and on_device and not _FROM_OR_TO_HOST.search(word):
             least, bound = chip.roof(cost.flops, cost.bytes, compute_type(cost.dtype, word) or "")
-        times = int(time[each].sum()), None if ran == NOTHING else ran, int(kernel_time[each].sum())
-        found.append(CallGroup(name, call, cost, len(each), *times, least, bound))
+        whole = int(times[number]), None if ran == NOTHING else ran, int(kernel_times[number])
+        found.append(CallGroup(name, call, cost, int(counts[number]), *whole, least, bound))
     # Sums of floating-point numbers depend on their order: it follows from the calls, not from the file.
     return sorted(found, key=lambda group: (group.name, group.time, group.count, group.least or 0.0))
+
+
+def _numbers_of_inputs(calls: Collection[OperatorCall]) -> Int64:
+    """Return a number for each call, the same for equal inputs: mostly one object, compared once."""
+    ids = np.fromiter(map(id, calls), np.int64, len(calls))
+    _, first, place = np.unique(ids, return_index=True, return_inverse=True)
+    objects = list(calls)
+    distinct: dict[OperatorCall, int] = {}
+    numbers = [distinct.setdefault(objects[at], len(distinct)) for at in first.tolist()]
+    return np.array(numbers, np.int64)[place]
 
 
 def operator_totals(calls: list[CallGroup], total: int) -> tuple[OperatorTotal, ...]:

@@ -85,15 +85,13 @@ def _own_times(trace: Trace, work: Work) -> Int64:
 def _kernels(
     trace: Trace, work: Work, time: Int64, total: int, calls: Sequence[CallGroup], activity: Activity
 ) -> tuple[KernelTotal, ...]:
-    found, where = np.unique(trace.events.name[work.row], return_inverse=True)
-    counts = np.bincount(where, minlength=len(found))
+    found, first, where, counts = np.unique(
+        trace.events.name[work.row], return_index=True, return_inverse=True, return_counts=True
+    )
     times = np.zeros(len(found), np.int64)
     np.add.at(times, where, time)
     rates = _rates(work, found, where, calls, activity)
-    kinds: dict[int, tuple[bool, bool]] = {}
-    flags = zip(where.tolist(), work.is_communication.tolist(), work.is_copy.tolist(), strict=True)
-    for place, is_communication, is_copy in flags:
-        kinds.setdefault(place, (is_communication, is_copy))
+    kinds = list(zip(work.is_communication[first].tolist(), work.is_copy[first].tolist(), strict=True))
     called = [trace.names[number] for number in found.tolist()]
     # By name where times are equal: numbers of names follow the order of events in the file.
     order = sorted(range(len(called)), key=lambda place: (-int(times[place]), called[place]))

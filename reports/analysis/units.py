@@ -163,8 +163,11 @@ def index_spans(
     Of spans that begin and end together the one of lower `rank` is outside; without ranks the earlier row.
     """
     order = np.lexsort((-end, start, lane) if rank is None else (rank, -end, start, lane))
-    lane_list, start_list, end_list = lane[order].tolist(), start[order].tolist(), end[order].tolist()
     parent = np.full(len(order), NOTHING, np.int64)
+    lane, start, end = lane[order].astype(np.int64), start[order], end[order]
+    if not ((lane[1:] == lane[:-1]) & (start[1:] <= end[:-1])).any():
+        return SpanIndex(lane, start, end, parent, order.astype(np.int64))
+    lane_list, start_list, end_list = lane.tolist(), start.tolist(), end.tolist()
     stack: list[int] = []
     for i, (this_lane, begin) in enumerate(zip(lane_list, start_list, strict=True)):
         while stack and (lane_list[stack[-1]] != this_lane or end_list[stack[-1]] < begin):
@@ -172,7 +175,7 @@ def index_spans(
         if stack:
             parent[i] = stack[-1]
         stack.append(i)
-    return SpanIndex(lane[order].astype(np.int64), start[order], end[order], parent, order.astype(np.int64))
+    return SpanIndex(lane, start, end, parent, order.astype(np.int64))
 
 
 # Units of torch's FSDP1, whose annotations do not name them: they follow from the order of the hooks.

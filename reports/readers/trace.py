@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
+from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -100,6 +101,11 @@ class Events(Columns):
     def end(self) -> Int64:
         """Return the ends, int64 ns."""
         return self.start + self.duration
+
+
+def of_categories(category: Int8, chosen: Iterable[Category]) -> Bool:
+    """Return a mask of a column's rows of the `chosen` categories. For a few, comparing beats `np.isin`."""
+    return reduce(np.bitwise_or, (category == int(each) for each in chosen))
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,7 @@ class Trace(EventColumns):
 
     def rows(self, *categories: Category) -> Int64:
         """Return row numbers of the events of these categories, in the file's order."""
-        return np.flatnonzero(np.isin(self.events.category, categories))
+        return np.flatnonzero(of_categories(self.events.category, categories))
 
     def names_that(self, test: Callable[[str], object]) -> Bool:
         """Return a mask over `names`: those that pass `test`. A trace has some hundred, each tested once."""

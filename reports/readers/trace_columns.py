@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from itertools import islice
+from itertools import compress, islice
 from math import prod
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from fsdpbench.reports.readers.trace import (
     RetryEvents,
     dtype_from_input_type,
     is_module,
+    of_categories,
     unknown_categories,
 )
 from fsdpbench.reports.readers.trace_events import (
@@ -53,6 +54,7 @@ SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:")
 # Plain integers: an enum's members are slow to look up, and to convert.
 _NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}
 _MODULE = int(Category.MODULE)
+_UNKNOWN = 0
 
 AnyEvent = FloatEvent | ExactEvent
 _Arguments = TypeVar("_Arguments", bound=Struct)
@@ -66,6 +68,31 @@ class _Numbering(dict[Any, int]):
         return number
 
 
+class _GrowingColumns:
+    """Columns that chunks of rows are appended to. A list of chunks would be copied once more at the end, and
+    lie between the texts of events, whose memory then is not given back."""
+
+    def __init__(self, dtypes: Iterable[Any]) -> None:
+        self.rows = 0
+        self._columns = [np.empty(0, dtype) for dtype in dtypes]
+
+    def append(self, chunk: Sequence[Any]) -> None:
+        """Append rows, given as one array a column."""
+        end = self.rows + len(chunk[0])
+        if end > len(self._columns[0]):
+            for place, column in enumerate(self._columns):
+                wider = np.empty(max(end, len(column) * 3 // 2), column.dtype)
+                wider[: self.rows] = column[: self.rows]
+                self._columns[place] = wider
+        for column, values in zip(self._columns, chunk, strict=True):
+            column[self.rows : end] = values
+        self.rows = end
+
+    def finish(self) -> list[Any]:
+        """Return the columns."""
+        return [column[: self.rows] for column in self._columns]
+
+
 class ColumnBuilder:
     """Takes the events of a file in chunks of any size; `finish` gives the columns of all of them."""
 
@@ -74,12 +101,11 @@ class ColumnBuilder:
         self._all_calls = all_calls
         self._names = _Numbering()
         self._lanes = _Numbering()
-        self._chunks: list[Events] = []
-        self._placed: list[tuple[Bool, Bool]] = []
-        self._rows = 0
+        self._columns = _GrowingColumns((*Events.DTYPES, np.bool_, np.bool_))
         self._collectives: dict[int, CollectiveInfo] = {}
         self._calls: dict[int, OperatorCall] = {}
-        self._known_calls: dict[tuple[Any, ...], OperatorCall] = {}
+        self._known_calls: dict[tuple[bytes, Number | None], OperatorCall] = {}
+        self._shaped: list[bool] = []
         self._memory = InstantColumns(MemoryEvents)
         self._retries = InstantColumns(RetryEvents)
         self._incomplete = self._uncategorised = self._broken = 0
@@ -88,18 +114,25 @@ class ColumnBuilder:
     def add(self, events: Sequence[AnyEvent]) -> None:
         """Append a chunk; its events and their texts are not needed afterwards."""
         self.seen += len(events)
-        counting: list[AnyEvent] = []
-        others: list[AnyEvent] = []
-        for event in events:
-            counts = event.cat in _NUMBERS or is_module(event.cat, event.name)
-            (counting if counts else others).append(event)
-        complete = [event for event in counting if event.ph == "X"]
-        self._incomplete += len(counting) - len(complete)
-        if others:
-            self._add_others(others)
+        numbers = [_NUMBERS.get(event.cat, _UNKNOWN) for event in events]
+        if _UNKNOWN in numbers:
+            others: list[AnyEvent] = []
+            for place, event in enumerate(events):
+                if numbers[place] == _UNKNOWN:
+                    if is_module(event.cat, event.name):
+                        numbers[place] = _MODULE
+                    else:
+                        others.append(event)
+            if others:
+                self._add_others(others)
+        category = np.array(numbers, np.int8)
+        counting = category != _UNKNOWN
+        chosen = counting & np.array([event.ph == "X" for event in events], np.bool_)
+        self._incomplete += int(counting.sum() - chosen.sum())
+        complete = events if chosen.all() else list(compress(events, chosen.tolist()))
         if not complete:
             return
-        category = np.array([_NUMBERS.get(event.cat, _MODULE) for event in complete], np.int8)
+        category = category[chosen]
         start, has_start = _times(complete, [event.ts for event in complete])
         duration, has_duration = _times(complete, [event.dur for event in complete])
         correlation = np.full(len(complete), MISSING, np.int64)
@@ -108,27 +141,25 @@ class ColumnBuilder:
         self._add_calls(complete, category, correlation)
         self._add_device(complete, category, correlation, stream, device)
         self._add_spans(complete, category)
-        self._add_operators(complete, category)
         # The process is part of the lane: two processes may number their threads alike.
         threads = [(event.pid, event.tid) for event in complete]
         lane = np.fromiter(map(self._lanes.__getitem__, threads), np.int32, len(complete))
         names = map(self._names.__getitem__, [event.name for event in complete])
         name = np.fromiter(names, np.int32, len(complete))
-        self._chunks.append(Events(start, duration, category, name, lane, correlation, stream, device))
-        self._placed.append((has_start, has_duration))
-        self._rows += len(complete)
+        self._add_operators(complete, category, name)
+        values = start, duration, category, name, lane, correlation, stream, device
+        self._columns.append((*values, has_start, has_duration))
 
     def finish(self) -> EventColumns:
         """Return all columns, without the events that cannot be placed in time."""
-        columns = concatenate(self._chunks)
-        has_start = np.concatenate([np.empty(0, np.bool_), *(pair[0] for pair in self._placed)])
-        has_duration = np.concatenate([np.empty(0, np.bool_), *(pair[1] for pair in self._placed)])
+        *found, has_start, has_duration = self._columns.finish()
+        columns = Events(*found)
         usable, problems = _usable(columns, has_start, has_duration)
         problems += self._problems(columns)
-        dropped = int((np.isin(columns.category, DEVICE_CATEGORIES) & ~usable).sum())
+        dropped = int((of_categories(columns.category, DEVICE_CATEGORIES) & ~usable).sum())
         if dropped:
             problems.append(f"{dropped} device events could not be placed in time")
-        on_device = bool(np.isin(columns.category, DEVICE_CATEGORIES).any())
+        on_device = bool(of_categories(columns.category, DEVICE_CATEGORIES).any())
         doubts, remarks = unknown_categories(self._unknown, on_device)
         collectives, calls = self._collectives, self._calls
         if not usable.all():
@@ -151,7 +182,7 @@ class ColumnBuilder:
     def _problems(self, columns: Events) -> list[str]:
         """Return lines on what else the figures may lack."""
         unknown = [number for lane, number in self._lanes.items() if None in lane]
-        on_host = ~np.isin(columns.category, DEVICE_CATEGORIES)
+        on_host = ~of_categories(columns.category, DEVICE_CATEGORIES)
         threadless = int((np.isin(columns.lane, unknown) & on_host).sum()) if unknown else 0
         counts = {
             "events of the profiler are not complete ones (ph is not 'X'): left out": self._incomplete,
@@ -190,27 +221,30 @@ class ColumnBuilder:
     def _add_device(
         self, events: Sequence[AnyEvent], category: Any, correlation: Int64, stream: Int32, device: Int32
     ) -> None:
-        rows = np.flatnonzero(np.isin(category, DEVICE_CATEGORIES))
+        rows = np.flatnonzero(of_categories(category, DEVICE_CATEGORIES))
         arguments = self._arguments(events, rows.tolist(), DeviceArguments)
         correlation[rows] = integers([each.correlation for each in arguments])
         stream[rows] = _small_ints([each.stream for each in arguments])
         device[rows] = _small_ints([each.device for each in arguments])
         for row, each in zip(rows.tolist(), arguments, strict=True):
             if each.collective is not None:
-                self._collectives[self._rows + row] = _described(each.collective, each)
+                self._collectives[self._columns.rows + row] = _described(each.collective, each)
 
-    def _add_operators(self, events: Sequence[AnyEvent], category: Any) -> None:
-        operators = np.flatnonzero(category == Category.CPU_OP).tolist()
-        rows = [row for row in operators if self._all_calls or is_shaped(events[row].name)]
-        arguments = self._arguments(events, rows, CalledArguments)
-        for row, each in zip(rows, arguments, strict=True):
-            texts = (each.sizes, each.types, each.values, each.strides)
-            key = (*map(bytes, texts), each.gigabytes)
-            call = self._known_calls.get(key)
+    def _add_operators(self, events: Sequence[AnyEvent], category: Any, name: Int32) -> None:
+        chosen = category == Category.CPU_OP
+        if not self._all_calls:
+            self._shaped += map(is_shaped, islice(self._names, len(self._shaped), None))
+            chosen &= np.array(self._shaped, np.bool_)[name]
+        rows = np.flatnonzero(chosen).tolist()
+        known = self._known_calls
+        for row, each in zip(rows, self._arguments(events, rows, CalledArguments), strict=True):
+            # No JSON holds the byte 0: texts joined by it are equal only where each of them is.
+            key = b"\0".join((each.sizes, each.types, each.values, each.strides)), each.gigabytes
+            call = known.get(key)
             if call is None:
-                call = self._known_calls[key] = call_of(each)
+                call = known[key] = call_of(each)
             if call.sizes:
-                self._calls[self._rows + row] = call
+                self._calls[self._columns.rows + row] = call
             else:
                 self._broken += not (bytes(each.sizes) or b"[").startswith((b"[", b"null"))
 
@@ -219,14 +253,7 @@ class ColumnBuilder:
         rows = [row for row in annotations if events[row].name.startswith(SPAN_PREFIXES)]
         arguments = self._arguments(events, rows, SpanArguments)
         for row, each in zip(rows, arguments, strict=True):
-            self._collectives[self._rows + row] = _from_input_shapes(events[row].name, each)
-
-
-def concatenate(chunks: Sequence[Events]) -> Events:
-    """Return the rows of all chunks, one after the other."""
-    empty: list[Any] = [np.empty(0, dtype) for dtype in Events.DTYPES]
-    columns: Any = zip(empty, *(chunk.columns() for chunk in chunks), strict=True)
-    return Events(*map(np.concatenate, columns))
+            self._collectives[self._columns.rows + row] = _from_input_shapes(events[row].name, each)
 
 
 def _times(events: Sequence[AnyEvent], times: Sequence[Any]) -> tuple[Int64, Bool]:

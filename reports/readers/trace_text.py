@@ -3,7 +3,8 @@
     {"schemaVersion": 1, ..., "traceEvents": [ {"ph": ...}, {"ph": ...}, ... {"ph": ...} ], "traceName": ...}
     |------------- beginning ---------------||--- chunk ---|   ...       |--------------- end --------------|
 
-Unpacking releases Python's lock, so it runs on a thread of its own, a few blocks ahead of the decoder.
+Reading and unpacking release Python's lock, so they run on a thread of their own, a few blocks ahead of
+the decoder.
 
 A cut is made only where a closing brace, a comma, an opening brace and the key "ph" (the first key of the
 file's first event) follow one another.  No string of valid JSON can hold that: the key's quotes would be
@@ -29,9 +30,9 @@ import numpy.typing as npt
 
 from fsdpbench.reports.readers.trace import Bool, Int64, TraceError, TraceLimits, bytes_text
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
-_AHEAD = 3
+_AHEAD = 2
 _PATIENCE_S = 60.0
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -70,12 +71,8 @@ def read_blocks(path: Path, limits: TraceLimits) -> Iterator[bytes]:
             if not compressed and path.stat().st_size > limits.unpacked:
                 raise TraceError(path, limits.refusal("unpacked", _size(path, compressed, limits)))
             file.seek(0)
-            blocks = (
-                _ahead(path, _unpack(path, file))
-                if compressed
-                else iter(partial(file.read, BLOCK_BYTES), b"")
-            )
-            for block in blocks:
+            blocks = _unpack(path, file) if compressed else iter(partial(file.read, BLOCK_BYTES), b"")
+            for block in _ahead(path, blocks):
                 total += len(block)
                 if total > limits.unpacked:
                     raise TraceError(path, limits.refusal("unpacked", _size(path, compressed, limits)))
@@ -195,7 +192,7 @@ def _ahead(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
         except BaseException as error:
             put(error)
 
-    thread = threading.Thread(target=work, name="unpack-trace", daemon=True)
+    thread = threading.Thread(target=work, name="read-trace", daemon=True)
     thread.start()
     try:
         while (item := ready.get(timeout=_PATIENCE_S)) is not None:
@@ -241,18 +238,25 @@ def cut(blocks: Iterable[bytes], limits: TraceLimits) -> Iterator[tuple[str, byt
     if pending.count(_LIST, 0, first) > 1:
         raise UncuttableError
     yield "beginning", pending[:first] + b"]}"
-    pending = pending[first:]
+    block, pending = pending[first:], b""
     while True:
-        at = _last_boundary(pending, key)
+        # As a rule the block has a boundary of its own, and its bytes are copied once.
+        at = _last_boundary(block, key)
+        if not at and pending:
+            block, pending = pending + block, b""
+            at = _last_boundary(block, key)
         if at:
-            yield "events", b"[" + pending[:at].rstrip(WHITE)[:-1] + b"]"
-            pending = pending[at:]
+            comma = block.rindex(b",", 0, at)
+            yield "events", b"".join((b"[", pending, memoryview(block)[:comma], b"]"))
+            pending = block[at:]
+        else:
+            pending = block
         if len(pending) > limits.event:
             raise UncuttableError
         following = next(iterator, None)
         if following is None:
             break
-        pending += following
+        block = following
     if _LIST in pending:
         raise UncuttableError
     yield "end", b'{"traceEvents": [' + pending
