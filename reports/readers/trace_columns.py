@@ -70,7 +70,7 @@ class _Numbering(dict[Any, int]):
 
 class _GrowingColumns:
     """Columns that chunks of rows are appended to. A list of chunks would be copied once more at the end, and
-    lie between the texts of events, whose memory then is not given back."""
+    remain between the texts of events, whose memory then is not given back."""
 
     def __init__(self, dtypes: Iterable[Any]) -> None:
         self.rows = 0
