@@ -67,13 +67,13 @@ class PythonCalls:
     def forget(self) -> None:
         """Forget the steps of the previous simulation."""
         self._stop()
-        self.calls, self._begun, self._at, self._thread = 0, 0, -1, 0
+        self.calls, self._begun, self._at, self.thread = 0, 0, -1, 0
         self._step: list[tuple[Any, int]] = []
 
     def begin_step(self) -> None:
         """Begin a step of the program."""
         self._begun += 1
-        self._at, self._thread = 0, threading.get_ident()
+        self._at, self.thread = 0, threading.get_ident()
         if not self._step and self._begun > 1:
             self._count()
 
@@ -87,7 +87,7 @@ class PythonCalls:
     def before(self, operator: Any) -> None:
         """Charge the calls since the operator before this one."""
         at = self._at
-        if at < 0 or not (self._step or self.counting) or threading.get_ident() != self._thread:
+        if at < 0 or not (self._step or self.counting) or threading.get_ident() != self.thread:
             return
         self._at = at + 1
         if self.counting:
@@ -103,7 +103,7 @@ class PythonCalls:
 
     def leave(self) -> None:
         """Forget the calls so far: they are the simulator's own, or charged."""
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self.thread:
             self.calls, self._comparison = 0, 0
             self._called.clear()
             self.resume()

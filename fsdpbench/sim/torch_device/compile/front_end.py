@@ -21,6 +21,7 @@ from fsdpbench.base.torch_internals import (
     trace_rules,
 )
 from fsdpbench.sim.torch_device.compile import refusals
+from fsdpbench.sim.torch_device.compile.plan import apart_from_the_run
 from fsdpbench.sim.torch_device.compile.plan_cache import check_code_on_disk, choose_folder
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to, use_real_dynamo
 from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
@@ -120,9 +121,10 @@ def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
 
 @contextmanager
 def _as_simulated(captures: bool = False) -> Iterator[None]:
-    """Return the settings with which graphs of the device are compiled and looked up."""
+    """Enter the settings for graphs of the device; the compiler's own work on it is outside of the run."""
     lowering: Any = sys.modules[_LOWERING]
     with (
+        apart_from_the_run(),
         lowering.inductor_config.patch(lowering.SETTINGS),  # else it starts processes that compile
         compiler_config.patch(cache_key_tag=lowering.cache_tag(captures)),
         # Else CUDA's generators keep their state themselves, and there are none; neither way has kernels.
@@ -138,7 +140,7 @@ def _compile_by_device(
     lowering: Any = sys.modules[_LOWERING]
 
     def lower(captures: bool, gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
-        with around():  # backward's turn may come after `compile_fx` has returned
+        with around(), _as_simulated(captures):  # backward's turn may come after `compile_fx` has returned
             return lowering.lower(gm, example_inputs, captures=captures, **about)
 
     def compile_fx(model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from fsdpbench.base.torch_internals import assert_size_stride
+from fsdpbench.base.torch_internals import assert_size_stride, replaced
 from fsdpbench.sim.model.kernel_costs import KernelCosts, fused
-from fsdpbench.sim.model.timeline import Work
+from fsdpbench.sim.model.timeline import Timeline, Work
 from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.torch_device.compile.cuda_graphs import CapturedGraph
@@ -22,6 +22,22 @@ from fsdpbench.sim.torch_device.tensors import contiguous_strides, forget, new_t
 
 _REDUCTIONS = ("red", "per")
 """Inductor's names of kernels that reduce: in a loop, or a whole row at a time (`triton_per_…`)."""
+
+
+@contextmanager
+def apart_from_the_run() -> Iterator[None]:
+    """Let the compiler's own work on the device (patterns, folded constants) take none of the run's time.
+
+    Only compilations without a plan on disk do such work: the run must not depend on which they are.
+    """
+    clock = Timeline()
+    for _ in range(ACCELERATOR.stream + 1):
+        clock.add_stream()
+    with (
+        replaced(ACCELERATOR, timeline=clock, trace=None, sanitizer=None, flops=None, operators_launched=0),
+        replaced(ACCELERATOR.python, counting=False, thread=0, calls=0),
+    ):
+        yield
 
 
 @dataclass(frozen=True)
