@@ -189,7 +189,7 @@ def _load_everything() -> None:
 
 def _become_the_command(request: dict[str, Any]) -> None:
     import faulthandler
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     from fsdpbench.base import interruption
 
@@ -204,6 +204,8 @@ def _become_the_command(request: dict[str, Any]) -> None:
     # The shared server is no child of this process, so that it cannot be asked whether it lives.
     for owner in (forkserver, forkserver._forkserver):  # type: ignore[attr-defined]
         owner.ensure_running = lambda: None
+    # Nor is the tracker, for which Python 3.13 would wait at the end.
+    resource_tracker._resource_tracker._pid = None  # type: ignore[attr-defined]
     sys.argv = ["fsdpbench", *request["argv"]]
     sys.orig_argv[:] = [sys.executable, "-m", "fsdpbench", *request["argv"]]
     interruption.take_over()
