@@ -53,6 +53,7 @@ def different(folders: list[Path]) -> list[str]:
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_configurations(seed: int, tmp_path: Path) -> None:
     folders = [tmp_path / f"{number}" for number in range(3)]
@@ -63,6 +64,7 @@ def test_random_configurations(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_compiled_configurations(seed: int, tmp_path: Path) -> None:
     """The first process finds no plans on disk."""
