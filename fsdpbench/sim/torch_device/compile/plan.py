@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from fsdpbench.base.torch_internals import assert_size_stride, replaced
+from fsdpbench.sim.model.allocator import CachingAllocator
 from fsdpbench.sim.model.kernel_costs import KernelCosts, fused
-from fsdpbench.sim.model.timeline import Timeline, Work
+from fsdpbench.sim.model.timeline import Timeline, TimelineClock, Work
 from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.torch_device.compile.cuda_graphs import CapturedGraph
@@ -22,19 +23,28 @@ from fsdpbench.sim.torch_device.tensors import contiguous_strides, forget, new_t
 
 _REDUCTIONS = ("red", "per")
 """Inductor's names of kernels that reduce: in a loop, or a whole row at a time (`triton_per_…`)."""
+_APART = 1 << 43
+"""Bytes between the addresses of the run and those of the compiler's own work."""
 
 
 @contextmanager
 def apart_from_the_run() -> Iterator[None]:
-    """Let the compiler's own work on the device (patterns, folded constants) take none of the run's time.
+    """Let the compiler's own work on the device (patterns, folded constants) take none of the run's time and memory.
 
     Only compilations without a plan on disk do such work: the run must not depend on which they are.
     """
-    clock = Timeline()
+    run, clock = ACCELERATOR.allocator, Timeline()
     for _ in range(ACCELERATOR.stream + 1):
         clock.add_stream()
+    capacity = run.device.capacity_bytes
+    memory = CachingAllocator(
+        capacity, TimelineClock(clock), run.conf, costs=run.costs, total_bytes=run.total_bytes
+    )
+    memory.device.reserve_addresses(_APART)
+    apart = {"timeline": clock, "allocator": memory, "operators_launched": 0}
+    unseen = dict.fromkeys(("trace", "sanitizer", "account", "flops"))
     with (
-        replaced(ACCELERATOR, timeline=clock, trace=None, sanitizer=None, flops=None, operators_launched=0),
+        replaced(ACCELERATOR, **apart, **unseen),
         replaced(ACCELERATOR.python, counting=False, thread=0, calls=0),
     ):
         yield
