@@ -29,7 +29,7 @@ _APART = 1 << 43
 
 @contextmanager
 def apart_from_the_run() -> Iterator[None]:
-    """Let the compiler's own work on the device (patterns, folded constants) take none of the run's time and memory.
+    """Let the compiler's own work on the device take none of the run's time and memory: patterns, constants.
 
     Only compilations without a plan on disk do such work: the run must not depend on which they are.
     """
