@@ -250,7 +250,7 @@ def _placement_of_stacks(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
 def _has_meshes_of_parameters() -> bool:
     from fsdpbench.base.torch_internals import fsdp_common
 
-    return hasattr(fsdp_common, "ShardPlacementResult")
+    return fsdp_common is not None
 
 
 def _divides_twice(config: Config) -> bool:
