@@ -34,8 +34,8 @@ def _scaled(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> int:
 
 
 def of_attention(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
-    """Return FLOPs of attention by shapes [batch, heads, length, size]; keys may have fewer heads (torch 2.11's
-    formula, which its formulas of packed sequences use, refuses those)."""
+    """Return FLOPs of attention by shapes [batch, heads, length, size]. Keys may have fewer heads: torch 2.11's
+    formula, which its formulas of packed sequences use, refuses those."""
     batch, heads, length, size = query
     return 2 * batch * heads * length * key[2] * (size + value[3])
 
