@@ -34,8 +34,10 @@ def _scaled(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> int:
 
 
 def of_attention(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
-    """Return FLOPs of attention by shapes [batch, heads, length, size]. Keys may have fewer heads: torch 2.11's
-    formula, which its formulas of packed sequences use, refuses those."""
+    """Return FLOPs of attention by shapes [batch, heads, length, size].
+
+    Keys may have fewer heads: torch 2.11's formula, which those of packed sequences use, refuses them.
+    """
     batch, heads, length, size = query
     return 2 * batch * heads * length * key[2] * (size + value[3])
 
@@ -43,7 +45,7 @@ def of_attention(query: Sequence[int], key: Sequence[int], value: Sequence[int])
 def of_attention_backward(
     gradient: Sequence[int], query: Sequence[int], key: Sequence[int], value: Sequence[int]
 ) -> int:
-    """Return FLOPs of its backward, which computes the scores again."""
+    """Return FLOPs of the backward from `gradient`, of the output: the scores are computed again."""
     batch, heads, length, size = query
     return 2 * batch * heads * length * key[2] * (3 * size + 2 * value[3])
 
