@@ -252,8 +252,8 @@ def register_shape_rules() -> torch.library.Library:
     """Give torch's meta device the rules it lacks; the caller must keep the returned library.
 
     torch has rules of `SyncBatchNorm`'s and GRUs' operators for CUDA only, and none for CTC's backward,
-    `bincount` with `minlength`, and scaled products written into a tensor. Its rules of added products multiply
-    by the dtype of the result (`addmm` until 2.12, `baddbmm` still in 2.13).
+    `bincount` with `minlength`, and scaled products written into a tensor. Its rules of added products
+    multiply by the dtype of the result (`addmm` until 2.12, `baddbmm` still in 2.13).
     """
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name, rule in SHAPE_RULES.items():
