@@ -147,7 +147,7 @@ def run(folder: Path, environment: Path, row: dict[str, Any], *, sanitize: bool)
         return {"status": "error", "cause": lines[-1], "exit_code": ended.returncode}
     (work / "result.json").write_text(ended.stdout)
     if sanitize:
-        findings = (result.get("sanitizer") or {}).get("findings")
+        findings = (result.get("sanitizer") or {}).get("findings") if result["status"] == "ok" else None
         return {
             "sanitizer_findings": None if findings is None else len(findings),
             "sanitize_status": result["status"],
@@ -221,10 +221,14 @@ def page(rows: list[dict[str, Any]], results: dict[str, Any]) -> str:
     if bad:
         lines += ["\n## What does not run\n", "| program | why |", "|---|---|"]
         lines += [f"| {row['title']} | {row.get('why') or _cell(found['cause'])} |" for row, found in bad]
-    checked = [(row, found) for row, found in good if "sanitizer_findings" in found]
+    checked = [found for _, found in good if "sanitizer_findings" in found]
     if checked:
-        clean = sum(found["sanitizer_findings"] == 0 for _, found in checked)
-        lines += [f"\n`--sanitize`: {clean} of {len(checked)} programs without a finding."]
+        ended = [found["sanitizer_findings"] for found in checked if found["sanitizer_findings"] is not None]
+        refused = len(checked) - len(ended)
+        lines += [
+            f"\n`--sanitize`: {ended.count(0)} of {len(ended)} programs without a finding"
+            + (f"; {refused} do not run under it (it refuses compiled parts)." if refused else ".")
+        ]
     return "\n".join(lines) + "\n"
 
 

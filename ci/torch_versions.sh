@@ -29,7 +29,7 @@ import re, tomllib
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
 extras = project["optional-dependencies"]
-tools = [name for part in ("test", "hta", "tune", "slurm", "vision") for name in extras[part]]
+tools = [name for part in ("test", "hta", "tune", "slurm", "vision", "hf", "mcp") for name in extras[part]]
 without = {"torch", "fsdpbench", "mypy", "ruff", "import-linter"}
 print("\n".join(name for name in project["dependencies"] + tools if re.match(r"[\w-]+", name)[0] not in without))
 END

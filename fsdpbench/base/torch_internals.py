@@ -88,12 +88,7 @@ def missing() -> list[str]:
 
 def find(name: str) -> Any:
     """Return what torch has under a private name now. Raises `TorchInternalError`, also for a member."""
-    internal = INTERNALS[name]
-    found = _look_up(internal)[2]
-    for member in internal.members:
-        if not hasattr(found, member):
-            raise gone(f"{internal.path.replace(':', '.')}.{member}", internal.needed_for)
-    return found
+    return _look_up(INTERNALS[name])[2]
 
 
 def uses() -> int:
@@ -160,19 +155,22 @@ def last_part(name: str) -> str:
 
 def _look_up(internal: Internal) -> tuple[Any, str, Any]:
     """Return the owner of a private name, the attribute's name there, and its value (None where `only_in`
-    says that this torch lacks it). Raises `TorchInternalError`."""
+    says that this torch lacks it, or a member of it). Raises `TorchInternalError`."""
     module, _, attributes = internal.path.partition(":")
-    owner, name = None, ""
+    owner, name, lacking = None, "", ""
     try:
         found: Any = importlib.import_module(module)
         for name in filter(None, attributes.split(".")):
             owner, found = found, getattr(found, name)
+        for member in internal.members:
+            lacking = f".{member}"
+            getattr(found, member)
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("torch"):
             raise  # something that torch itself needs
         if internal.only_in:
             return owner, name, None
-        raise gone(internal.path.replace(":", "."), internal.needed_for) from error
+        raise gone(internal.path.replace(":", ".") + lacking, internal.needed_for) from error
     return owner, name, found
 
 

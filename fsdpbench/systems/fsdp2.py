@@ -200,9 +200,10 @@ class TorchFsdp2(_FullyShardSystem):
                 "gradients twice where FSDP has one rank (of experts): use a smaller ep, or impl-fsdp2"
             )
         if config.settings.ep > 1 and not _has_meshes_of_parameters():
-            refused["ep"] = (
+            refused.setdefault(
+                "ep",
                 f"fully_shard of torch {torch.__version__} has one mesh for all parameters of a unit "
-                "(2.12 is the first with several): install a later one, or use impl-fsdp2"
+                "(2.12 is the first with several): install a later one, or use impl-fsdp2",
             )
         if config.settings.backward_prefetch != "pre":
             refused["backward_prefetch"] = "PyTorch's fully_shard always prefetches before (`pre`)"
@@ -250,7 +251,7 @@ def _placement_of_stacks(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
 def _has_meshes_of_parameters() -> bool:
     from fsdpbench.base.torch_internals import fsdp_common
 
-    return hasattr(fsdp_common, "ShardPlacementResult")
+    return fsdp_common is not None
 
 
 def _divides_twice(config: Config) -> bool:

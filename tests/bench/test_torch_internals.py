@@ -253,8 +253,11 @@ def test_a_module_that_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
-def test_a_name_of_some_versions_is_none_in_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    optional = torch_internals.Internal("torch.utils._moved_away:f", "nothing", only_in="2.11")
+@pytest.mark.parametrize(("path", "members"), [("torch.utils._moved_away:f", ()), ("torch.utils", ("gone",))])
+def test_a_name_of_some_versions_is_none_in_others(
+    path: str, members: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optional = torch_internals.Internal(path, "nothing", only_in="2.11", members=members)
     monkeypatch.setitem(torch_internals.INTERNALS, "moved", optional)
     assert torch_internals.missing() == []
     assert torch_internals.find("moved") is None

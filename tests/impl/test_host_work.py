@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from host_cases import count_work, fake_group
 from rank_pool import RankPool
+from torch_version import BEFORE_2_13
 
 
 def case_work(
@@ -33,7 +34,8 @@ def test_python_calls(fresh_process, front: str, share: float, most: int, low_pr
     """``most``: a tenth above what was reached, so that what was won does not go call by call."""
     both = ("torch", "impl")
     found = fresh_process.run(case_work, front=front, low_precision=low_precision, parameters=12, sides=both)
-    assert found["impl"][0] <= min(share * found["torch"][0], most), found
+    functions = 15 if BEFORE_2_13 else 0  # of torch.distributed: groups gather no single tensors before 2.13
+    assert found["impl"][0] - functions <= min(share * found["torch"][0], most), found
     assert found["impl"][1] <= found["torch"][1], found
 
 

@@ -1,5 +1,5 @@
-"""Functions of `torch._C` that torch's builds without CUDA lack: `extension.toml` says which are functions of
-`torch.cuda`, settings that are only kept, fixed answers, or refused by name."""
+"""Functions of `torch._C` that drive CUDA, and that builds without it lack: `extension.toml` says which are
+functions of `torch.cuda`, settings that are only kept, fixed answers, or refused by name."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from fsdpbench.sim.torch_device.prices import OperatorCost
 
 
 def extend(accelerator: Accelerator) -> None:
-    """Give `torch._C` the functions that it lacks."""
+    """Give `torch._C` the functions that it lacks; in a build for CUDA, instead of those of a real device."""
     for name, function in functions(accelerator).items():
-        if not hasattr(find("c_extension"), name):
-            setattr(find("c_extension"), name, function)
+        setattr(find("c_extension"), name, function)
 
 
 def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:

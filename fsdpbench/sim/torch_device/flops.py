@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
+from torch.utils import flop_counter
 
-from fsdpbench.base.torch_internals import current_graph_task_id
+from fsdpbench.base.torch_internals import current_graph_task_id, replaced
 
 _graph_task = current_graph_task_id
 _MAIN_SHARE = 0.99
@@ -31,6 +31,23 @@ def _scaled(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> int:
     """Return FLOPs of a product in 8 bits, or in 4 with two elements a byte."""
     packed = 2 if a.dtype is torch.float4_e2m1fn_x2 else 1
     return 2 * a.shape[0] * a.shape[1] * packed * b.shape[1]
+
+
+def of_attention(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
+    """Return FLOPs of attention by shapes [batch, heads, length, size].
+
+    Keys may have fewer heads: torch 2.11's formula, which those of packed sequences use, refuses them.
+    """
+    batch, heads, length, size = query
+    return 2 * batch * heads * length * key[2] * (size + value[3])
+
+
+def of_attention_backward(
+    gradient: Sequence[int], query: Sequence[int], key: Sequence[int], value: Sequence[int]
+) -> int:
+    """Return FLOPs of the backward from `gradient`, of the output: the scores are computed again."""
+    batch, heads, length, size = query
+    return 2 * batch * heads * length * key[2] * (3 * size + 2 * value[3])
 
 
 _OWN: dict[Any, Callable[..., int]] = {
@@ -69,12 +86,14 @@ class FlopCount:
     ) -> tuple[str, int] | None:
         """Return `compute_type` and FLOPs of an operator's call on meta tensors; None if not a product."""
         packet = getattr(func, "_overloadpacket", None)
-        formula: Any = _OWN.get(packet) or flop_registry.get(packet)
+        formula: Any = _OWN.get(packet) or flop_counter.flop_registry.get(packet)
         if formula is None:
             return None
         if func._overloadname in ("dtype", "dtype_out"):  # torch's formulas do not know `out_dtype`
             args = [value for value in args if not isinstance(value, torch.dtype)]
-        return compute_type, int(formula(*args, **kwargs, out_val=out))
+        attention = {"sdpa_flop_count": of_attention, "sdpa_backward_flop_count": of_attention_backward}
+        with replaced(flop_counter, **attention):
+            return compute_type, int(formula(*args, **kwargs, out_val=out))
 
     def add(self, compute_type: str, flops: int) -> None:
         """Add one launch."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import flop_registry
 
 from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
 from fsdpbench.sim.model.profile import load_profile
@@ -133,3 +134,20 @@ def test_flops_of_scaled_products_count_elements() -> None:
             counted = FlopCount().of_call(operator, (a, b), {}, torch.empty(32, 48), "kind")
             found.append(counted)
     assert found == [("kind", 2 * 32 * 64 * 48)] * 4
+
+
+def test_flops_of_attention_are_those_of_as_many_heads_of_keys() -> None:
+    """Torch 2.11's own formulas refuse keys with fewer heads than queries."""
+    aten, starts = torch.ops.aten, torch.tensor([0, 16, 48], dtype=torch.int32)
+    query, packed = torch.empty(2, 8, 16, 64, device="meta"), torch.empty(48, 8, 64, device="meta")
+    for operator, before, after in (
+        (aten._scaled_dot_product_cudnn_attention, [query], []),
+        (aten._scaled_dot_product_flash_attention_backward, [query, query], []),
+        (aten._flash_attention_forward, [packed], [starts, starts, 32, 32]),
+        (aten._flash_attention_backward, [packed, packed], [packed, packed, starts, starts, 32, 32]),
+    ):
+        all_heads, fewer = before[0], before[0][:, :2]
+        expected = flop_registry[operator](*before, all_heads, all_heads, *after, out_val=query)
+        counted = FlopCount().of_call(operator.default, [*before, fewer, fewer, *after], {}, query, "bf16")
+        assert counted == ("bf16", expected), operator
+        assert expected > 0

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.campaign, pytest.mark.timeout(3600)]
 HERE = Path(__file__).parents[1]
 DOCUMENTS = Path(__file__).parents[3] / "docs"
 OF_THE_PROCESS = re.compile(rb'CompiledFxGraph \w+|"loader": *{[^}]*}')
@@ -52,8 +53,6 @@ def different(folders: list[Path]) -> list[str]:
     )
 
 
-@pytest.mark.campaign
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_configurations(seed: int, tmp_path: Path) -> None:
     folders = [tmp_path / f"{number}" for number in range(3)]
@@ -63,8 +62,6 @@ def test_random_configurations(seed: int, tmp_path: Path) -> None:
     assert different(folders) == []
 
 
-@pytest.mark.campaign
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_compiled_configurations(seed: int, tmp_path: Path) -> None:
     """The first process finds no plans on disk."""
@@ -75,7 +72,6 @@ def test_random_compiled_configurations(seed: int, tmp_path: Path) -> None:
     assert different(folders) == []
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize("script", ["train_fsdp1.py", "train_fsdp2.py", "train_ddp_amp.py", "train_t5.py"])
 def test_scripts(script: str, tmp_path: Path) -> None:
     folders = [tmp_path / f"{number}" for number in range(3)]

@@ -47,6 +47,12 @@ OPERATORS: dict[str, Callable[[str], Any]] = {
         floats(d, 8, 2, dtype=torch.bfloat16),
         out_dtype=torch.float32,
     ),
+    "baddbmm_to_float": lambda d: torch.baddbmm(
+        floats(d, 4, 2),
+        floats(d, 3, 4, 8, dtype=torch.bfloat16),
+        floats(d, 3, 8, 2, dtype=torch.bfloat16),
+        out_dtype=torch.float32,
+    ),
     "bmm": lambda d: torch.bmm(floats(d, 3, 4, 8), floats(d, 3, 8, 2)),
     "baddbmm": lambda d: torch.baddbmm(floats(d, 3, 4, 2), floats(d, 3, 4, 8), floats(d, 3, 8, 2)),
     "matmul_4d": lambda d: floats(d, 2, 3, 4, 8) @ floats(d, 8, 2),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import sympy
 import torch
-from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import register_flop_formula
 
 from fsdpbench.base.torch_internals import (
     PythonWrapperCodegen,
@@ -32,6 +32,7 @@ from fsdpbench.sim.torch_device.compile.plan import Launch
 from fsdpbench.sim.torch_device.compile.plan_cache import of_compiler
 from fsdpbench.sim.torch_device.compile.pretended import pretended_gpu, properties
 from fsdpbench.sim.torch_device.compile.refusals import refuse_graph, refused
+from fsdpbench.sim.torch_device.flops import of_attention, of_attention_backward
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated
 
 _GPU = ("cuda", 0)
@@ -283,10 +284,10 @@ def _register() -> None:
     library.impl("flex_attention_backward", _backward, "Meta")
     ours: Any = torch.ops.fsdpbench
     register_flop_formula(ours.flex_attention)(
-        lambda query, key, value, *rest, **about: sdpa_flop_count(query, key, value)
+        lambda query, key, value, *rest, **about: of_attention(query, key, value)
     )
     register_flop_formula(ours.flex_attention_backward)(
-        lambda query, key, value, grad, *rest, **about: sdpa_backward_flop_count(grad, query, key, value)
+        lambda query, key, value, grad, *rest, **about: of_attention_backward(grad, query, key, value)
     )
 
 

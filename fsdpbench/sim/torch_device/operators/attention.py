@@ -234,6 +234,8 @@ SHAPE_RULES = {
         for name in ("_scaled_mm", "_scaled_mm_v2")
         if hasattr(torch.ops.aten, name)
     },
+    "addmm.dtype": lambda added, a, b, to, **scales: torch.mm(a, b, out_dtype=to),
+    "baddbmm.dtype": lambda added, a, b, to, **scales: torch.bmm(a, b, out_dtype=to),
     "bincount": _bins,
     "batch_norm_stats": _two,
     "batch_norm_gather_stats_with_counts": _two,
@@ -250,9 +252,10 @@ def register_shape_rules() -> torch.library.Library:
     """Give torch's meta device the rules it lacks; the caller must keep the returned library.
 
     torch has rules of `SyncBatchNorm`'s and GRUs' operators for CUDA only, and none for CTC's backward,
-    `bincount` with `minlength`, and scaled products written into a tensor.
+    `bincount` with `minlength`, and scaled products written into a tensor. Its rules of added products
+    multiply by the dtype of the result (`addmm` until 2.12, `baddbmm` still in 2.13).
     """
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name, rule in SHAPE_RULES.items():
-        library.impl(name, rule)
+        library.impl(name, rule, allow_override=True)
     return library

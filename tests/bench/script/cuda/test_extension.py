@@ -1,4 +1,4 @@
-"""Functions of torch's C++ extension that builds without CUDA lack are answered, or refused by name."""
+"""Functions of torch's C++ extension for CUDA are answered, or refused by name, in all builds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ for read, write, value in (
     assert read() != value
     write(value)
     assert read() == value
-assert tunable.get_results() == [] and torch.backends.cuda.cublas_workspace_size(1 << 20) == 1 << 20
+assert tunable.get_results() == []
+if hasattr(torch.backends.cuda, "cublas_workspace_size"):  # from torch 2.13 on
+    assert torch.backends.cuda.cublas_workspace_size(1 << 20) == 1 << 20
 assert torch.cuda.host_memory_stats() == {} and torch.cuda.can_device_access_peer(0, 1)
 side = torch.cuda.Stream()
 torch.cuda._set_stream_by_id(side.stream_id, 0, side.device_type)

@@ -1,5 +1,7 @@
 """DDP with communication hooks, no_sync, Join over uneven data, and a compiled model."""
 
+# cause with --sanitize: a compiled part is not simulated
+
 import torch
 import torch.distributed as dist
 from tiny import GPT, LENGTH, VOCAB

@@ -1,5 +1,7 @@
 """Blocks compiled one by one under fully_shard, a compiled optimizer step, and marks of dynamic sizes."""
 
+# cause with --sanitize: a compiled part is not simulated
+
 import torch
 import torch.distributed as dist
 from tiny import GPT, LENGTH, VOCAB
