@@ -317,9 +317,7 @@ class SpmdMesh:
 
     def dims(self, names: tuple[str, ...]) -> list[int]:
         """Return the positions of dimensions in the mesh."""
-        known = self.mesh.mesh_dim_names
-        assert known is not None
-        return [known.index(name) for name in names]
+        return [(self.mesh.mesh_dim_names or ()).index(name) for name in names]
 
 
 def _part(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
@@ -333,11 +331,8 @@ class OnWholeMesh(TensorParallel):
     data_dims: frozenset[int] = frozenset()
 
     def wanted(self, gradient: DTensor) -> tuple[Placement, ...]:
-        own = self.spec.placements
-        return tuple(
-            given if index in self.data_dims else own[index]
-            for index, given in enumerate(gradient.placements)
-        )
+        pairs = enumerate(zip(gradient.placements, self.spec.placements, strict=True))
+        return tuple(given if index in self.data_dims else own for index, (given, own) in pairs)
 
 
 def plan_on_whole_mesh(
