@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import repeat
+from operator import is_
 from typing import Any, NoReturn, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ..runtime.buffer import HOST, HostOffload, new_shard
 from ..runtime.gradient_state import any_gradient, gradients_arrived
-from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced, is_shown
+from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced
 from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.torch_internals import DisableTorchFunction, foreach_add_
@@ -89,9 +90,10 @@ class DTensorPresentation(ShownInPlace):
         """Count writes: freezing is followed where the parameters are shown, new data by ``readopt``."""
         if self.half_converted:
             self.readopt()  # which says what is wrong
-        if not is_shown(self._show_sharded):
-            known = zip(self._parameters, self._shown_now(), self.sharded, strict=True)
-            _refuse_replaced(next((each.fqn for each, now, own in known if now is not own), "(tied)"))
+        for registry, shown in self._show_sharded:  # ``is_shown``, without a call
+            if not all(map(is_, map(registry.get, shown), shown.values())):
+                known = zip(self._parameters, self._shown_now(), self.sharded, strict=True)
+                _refuse_replaced(next((each.fqn for each, now, own in known if now is not own), "(tied)"))
         with DisableTorchFunction():
             versions = list(map(VERSION, self.sharded))
         if versions != self._versions:

@@ -129,9 +129,7 @@ def plan_parameter(
         AssertionError: a dimension that the parameter does not have.
         NotImplementedError: a dimension other than the first that does not divide by the ranks.
     """
-    placement: Any = None
-    if choose is not None:
-        placement, mesh = _resolve(choose(parameter), fqn, mesh)
+    placement, mesh = (None, mesh) if choose is None else _resolve(choose(parameter), fqn, mesh)
     dim = 0 if placement is None else placement.dim
     if not -parameter.ndim <= dim < parameter.ndim:
         raise AssertionError(
