@@ -211,7 +211,6 @@ class FlatPresentation(Presentation):
         self._trains = self.flat_param.requires_grad
         self._shown: Assignments = []
         self._show_parts()
-        home._parameters[FLAT_NAME] = self.flat_param
 
     def show_sharded(self) -> None:
         """Do nothing: what the modules show stays, only its memory goes."""
@@ -232,7 +231,8 @@ class FlatPresentation(Presentation):
         for described in self._parameters:
             for place in described.places:
                 place.module._parameters.pop(place.name, None)
-        self._shown = assignments(self._parameters, self._attributes, lambda module: module.__dict__)
+        self._shown = assignments(self._parameters, self._attributes, vars)
+        self._shown.append((self._home._parameters, {FLAT_NAME: self.flat_param}))
         show(self._shown)
 
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -276,21 +276,20 @@ class FlatPresentation(Presentation):
         return wrote
 
     def _refuse_replaced(self) -> NoReturn:
-        described, place = next(
-            (described, place)
+        replaced = (
+            described.fqn
             for described, value in zip(self._parameters, self._attributes, strict=True)
-            for place in described.places
-            if place.module.__dict__.get(place.name) is not value
+            if any(place.module.__dict__.get(place.name) is not value for place in described.places)
         )
         raise ValueError(
-            f"parameter '{described.fqn}' was replaced or removed after wrapping, where it is a part "
-            f"of a flat parameter and '{place.name}' only shows it: change it inside of "
+            f"parameter '{next(replaced, FLAT_NAME)}' was replaced or removed after wrapping (functional_"
+            "call replaces, too), where only a flat parameter is trained: change it inside of "
             "summon_full_params(), or wrap with use_orig_params=True"
         )
 
     def changed(self) -> bool:
         flat = self.flat_param
-        return flat._version != self._version or flat.data_ptr() != self.shard.data_ptr()
+        return flat._version != self._version or self.replaced() or not is_shown(self._shown)
 
     def replaced(self) -> bool:
         """Return whether the flat parameter was given other data since."""
@@ -340,7 +339,6 @@ class FlatPresentation(Presentation):
         mark_replaced(self._full, type(self._home).__name__)
         self._full = []
         self._show_attributes()
-        self._home._parameters[FLAT_NAME] = self.flat_param
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         if not self.flat_param.requires_grad:
@@ -384,13 +382,14 @@ def refuse_shown_full() -> NoReturn:
     )
 
 
-def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:
-    """Raise ``ValueError`` if what was found where a parameter belongs is not a tensor."""
+def check_place(parameter: UnitParameter, place: ModulePlace, found: Any) -> Any:
+    """Return what was found where a parameter belongs. Raises ``ValueError`` if it is not a tensor."""
     if not isinstance(found, torch.Tensor):
         raise ValueError(
             f"parameter '{parameter.fqn}' is no longer '{place.name}' of its {type(place.module).__name__}: "
             "parameters cannot be renamed or removed after wrapping; do it before"
         )
+    return found
 
 
 def follow_requires_grad(

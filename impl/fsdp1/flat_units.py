@@ -234,8 +234,7 @@ def _make_units(module: nn.Module, owned: Owned, how: FlatSharding) -> Sequence[
     stays = use_orig_params and unit.reshard_after_forward is False
     if_replaced = AssertionError if stays else RuntimeError
     presentation.before_backward = partial(check_unchanged, unit, presentation, if_replaced)
-    kept = set(flattened) if use_orig_params else set()
-    mark_replaced((p for p in originals if p not in kept), owned.title)
+    mark_replaced(set(originals).difference(flattened if use_orig_params else ()), owned.title)
     check_first_calls(unit)
     if unit.precision.delivered != unit.precision.original:
         for parameter in presentation.trained():

@@ -136,15 +136,15 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for gradient in everything:
         gradient.mul_(scale.to(gradient.device, gradient.dtype))
-    if not everything and any(group is not None for group in sharded):
+    if everything:
+        return total.to(functools.reduce(torch.promote_types, [gradient.dtype for gradient in everything]))
+    if any(group is not None for group in sharded):
         warnings.warn(
             f"Called FSDP.clip_grad_norm_() on rank {dist.get_rank()} with no gradients -- returning the "
             f"total norm in the default dtype {torch.float32}",
             stacklevel=4,
         )
-    if not everything:
-        return total.float()
-    return total.to(functools.reduce(torch.promote_types, [gradient.dtype for gradient in everything]))
+    return total.float()
 
 
 def _norm_over(

@@ -93,7 +93,8 @@ class OriginalPresentation(ShownInPlace):
 
     def changed(self) -> bool:
         written = self._versions != list(map(VERSION, self.sharded))
-        return written or self._addresses != list(map(_ADDRESS, self.sharded))
+        written |= self._addresses != list(map(_ADDRESS, self.sharded))
+        return written or not (is_shown(self._show_sharded) or is_shown(self._show_unsharded))
 
     def replaced(self) -> bool:
         """Return whether the modules hold other parameters than these, or these other data, since."""
@@ -111,16 +112,14 @@ class OriginalPresentation(ShownInPlace):
         for index, described in enumerate(self._parameters):
             places = [place for place in described.places if place.name in place.module._parameters]
             now = [place.module._parameters[place.name] for place in places]
-            if not now or now[0] is self.sharded[index]:
-                if any(each is not self.sharded[index] for each in now):
-                    raise NotImplementedError(_tied(described))
-                continue  # removed: it comes back with the next gather
             if any(each is not now[0] for each in now):
                 raise NotImplementedError(_tied(described))
-            found = now[0]
-            check_place(described, places[0], found)
-            assert isinstance(found, nn.Parameter)
+            if not now or now[0] is self.sharded[index]:
+                continue  # removed: it comes back with the next gather
+            found = check_place(described, places[0], now[0])
             self._check_shape(index, found)
+            # The shard is written to: it may come back, with its own values (torch.func.functional_call).
+            self.sharded[index].data = self.sharded[index].detach().clone()
             found.__dict__.update(self.sharded[index].__dict__)
             if self.any_grad_dtype:
                 found.grad_dtype = None
@@ -234,13 +233,9 @@ class OriginalPresentation(ShownInPlace):
         if self.shows_full:
             refuse_shown_full()
         for index, described in enumerate(self._parameters):
-            for place in described.places:
-                check_place(described, place, place.module._parameters.get(place.name))
-            place = described.places[0]
-            now = place.module._parameters[place.name]
-            assert now is not None
-            self._check_shape(index, now)
-            self.sharded[index] = now
+            now = [check_place(described, p, p.module._parameters.get(p.name)) for p in described.places]
+            self._check_shape(index, now[0])
+            self.sharded[index] = now[0]
         self._sharded_changed()
         ours = self.shard.untyped_storage()._cdata
         if all(p.numel() == 0 or p.untyped_storage()._cdata == ours for p in self.sharded):

@@ -91,8 +91,7 @@ def _hybrid(strategy: ShardingStrategy, pair: Any, mesh: DeviceMesh | None) -> c
         if mesh.ndim != 2:
             raise ValueError(f"{strategy.name} needs a mesh of two dimensions (replicate, shard), not {mesh}")
         return comm.UnitGroups.of(mesh.get_group(1), mesh.get_group(0))
-    fits = isinstance(pair, tuple) and len(pair) == 2
-    if not fits or not all(isinstance(group, ProcessGroup) for group in pair):
+    if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(g, ProcessGroup) for g in pair)):
         raise ValueError(
             f"Expected process_group to be passed in as a pair (shard, replicate) for {strategy.name}, or a "
             f"2-D device_mesh, but got {pair!r}"

@@ -45,9 +45,7 @@ class ShownUnit:
         unit.reshard_by_hand()
         unit.take_up_changes()
         values = self._gather(unit.shard)
-        gradients: Sequence[torch.Tensor | None] | None = None
-        if with_grads:
-            gradients = self._gather_gradients()
+        gradients = self._gather_gradients() if with_grads else None
         self._with_grads = with_grads
         if self._keep:
             self.show_values(values, gradients)

@@ -51,10 +51,8 @@ class _Shown:
     def take_back(self, parameter: nn.Parameter) -> bool:
         """Return whether the gradient is still wanted; it then has what the user made of it."""
         now = parameter.grad
-        if now is None:
-            return False
-        if now.shape != self.value.shape:
-            return False  # a gradient of the sharded parameter, given by the user
+        if now is None or now.shape != self.value.shape:
+            return False  # dropped, or a gradient of the sharded parameter, given by the user
         if now.data_ptr() != self.value.data_ptr():
             self.value.copy_(now)
         parameter.grad = self.reduced

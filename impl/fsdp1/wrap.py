@@ -168,12 +168,11 @@ def select_modules(
 def add_classes(
     selection: Selection,
     root: nn.Module,
-    classes: Iterable[type[nn.Module]],
+    kinds: tuple[type[nn.Module], ...],
     ignored: set[nn.Module],
     arguments: dict[str, Any],
 ) -> Selection:
-    """Return ``selection`` with all modules of ``classes`` inside ``root``; with ``arguments``."""
-    kinds = tuple(classes)
+    """Return ``selection`` with all modules of ``kinds`` inside ``root``; with ``arguments``."""
     merged: Selection = {}
     for module in _post_order(root, ignored):
         if isinstance(module, kinds) and module is not root:
@@ -207,17 +206,15 @@ def _ask(
     return taken
 
 
-def _post_order(root: nn.Module, ignored: set[nn.Module]) -> Iterator[nn.Module]:
-    seen: set[nn.Module] = set()
-
-    def visit(module: nn.Module) -> Iterator[nn.Module]:
-        seen.add(module)
-        for child in module.children():
-            if child not in seen and child not in ignored:
-                yield from visit(child)
-        yield module
-
-    yield from visit(root)
+def _post_order(
+    root: nn.Module, ignored: set[nn.Module], seen: set[nn.Module] | None = None
+) -> Iterator[nn.Module]:
+    seen = {root} if seen is None else seen
+    for child in root.children():
+        if child not in seen and child not in ignored:
+            seen.add(child)
+            yield from _post_order(child, ignored, seen)
+    yield root
 
 
 def _classes(given: Iterable[type[nn.Module]], owner: str) -> tuple[type[nn.Module], ...]:

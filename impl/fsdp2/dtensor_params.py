@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Any, cast
+from operator import is_
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -89,6 +90,10 @@ class DTensorPresentation(ShownInPlace):
         """Count writes: freezing is followed where the parameters are shown, new data by ``readopt``."""
         if self.half_converted:
             self.readopt()  # which says what is wrong
+        for registry, shown in self._show_sharded:  # ``is_shown``, without a call
+            if not all(map(is_, map(registry.get, shown), shown.values())):
+                known = zip(self._parameters, self._shown_now(), self.sharded, strict=True)
+                _refuse_replaced(next((each.fqn for each, now, own in known if now is not own), "(tied)"))
         with DisableTorchFunction():
             versions = list(map(VERSION, self.sharded))
         if versions != self._versions:
@@ -145,11 +150,7 @@ class DTensorPresentation(ShownInPlace):
         for index, (parameter, now) in enumerate(zip(self._parameters, current, strict=True)):
             segment = self._layout.segments[index]
             if not isinstance(now, DTensor) or not isinstance(now, nn.Parameter):
-                raise ValueError(
-                    f"parameter '{parameter.fqn}' was replaced by a {type(now).__name__} after fully_shard; "
-                    "expected its sharded DTensor. "
-                    "Change parameters before wrapping, or load them by state dict"
-                )
+                _refuse_replaced(parameter.fqn)
             if tuple(now._local_tensor.shape) != segment.shard_shape:
                 raise ValueError(
                     f"parameter '{parameter.fqn}' now has a local shape of {tuple(now._local_tensor.shape)}, "
@@ -199,6 +200,13 @@ class DTensorPresentation(ShownInPlace):
             return local.storage_offset() == segment.shard_offset
         start = shard.data_ptr()
         return start != 0 and local.data_ptr() == start + segment.shard_offset * shard.itemsize
+
+
+def _refuse_replaced(fqn: str) -> NoReturn:
+    raise ValueError(
+        f"parameter '{fqn}' was replaced or removed after wrapping (functional_call replaces, too), which "
+        "the next all-gather would undo: write into its sharded DTensor, or load it by state dict"
+    )
 
 
 def _of_its_own(part: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ from ..shared.torch_internals import (
 from .context import NOTHING, span
 from .presentation import NOT_SHOWN, VERSION, plain_name
 from .stage import Stage, StageState
-from .tree import Runtime
+from .tree import Runtime, refuse_compiled_autograd
 
 # Attribute (kept out of the module's own registries) that holds a wrapped module's hooks.
 _HOOKS = "_fsdp_hooks"
@@ -112,6 +112,8 @@ class _Output(torch.autograd.Function):
 
     generate_vmap_rule = True
     setup_context = _TransformedBoundary.setup_context
+    # Called before any node of the graph runs, where that is compiled.
+    _compiled_autograd_key = staticmethod(refuse_compiled_autograd)
 
     @staticmethod
     def forward(hooks: ModuleHooks, tensor: torch.Tensor) -> torch.Tensor:
@@ -367,11 +369,14 @@ class ModuleHooks:
                         self.stage.check_freed(each)
                     else:
                         each.register_hook(self.pre_backward)
-        return map_tensors(self._hook_transformed, output) if in_transform() else output
+        if in_transform() or (self.stage.is_root and self.runtime.compiler.compiled_autograd_enabled):
+            return map_tensors(self._hook_transformed, output)
+        return output
 
     def _hook_transformed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Inside ``torch.func`` an output may not show that it requires a gradient."""
-        if tensor.requires_grad or not (tensor.is_floating_point() or tensor.is_complex()):
+        inexact = tensor.is_floating_point() or tensor.is_complex()
+        if not inexact or (tensor.requires_grad and in_transform()):
             return tensor
         return _Output.apply(self, tensor)
 

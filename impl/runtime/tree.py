@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ref
 
 import torch
@@ -60,6 +60,9 @@ class Runtime:
         # Whether a backward runs, which calls back at its end.
         self.callback_queued = False
         self._callback: Any = None
+        from ..shared.torch_internals import compiled_autograd  # the compiler is imported now
+
+        self.compiler: Any = compiled_autograd
 
     # -- forward ---------------------------------------------------------------------------------------------
 
@@ -112,6 +115,8 @@ class Runtime:
 
     def begin_backward(self) -> None:
         """Have the end of this backward pass call back, as the first stage's backward starts."""
+        if self.compiler.in_compiled_autograd_region:
+            refuse_compiled_autograd()
         self.callback_queued = True
         callback = partial(self._end_backward)
         self._callback = ref(callback, self._backward_dropped)
@@ -290,6 +295,14 @@ class Runtime:
         self.context.await_host_read()
         self.context.handover.trim()
         self.schedule.reset()
+
+
+def refuse_compiled_autograd(*_: Any) -> NoReturn:
+    """Raise RuntimeError: it reads what autograd saved before any hook gathers parameters."""
+    raise RuntimeError(
+        "FSDP cannot run in compiled autograd, which reads parameters before they are gathered: set "
+        "torch._dynamo.config.compiled_autograd = False, or call backward() outside of what is compiled"
+    )
 
 
 def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:

@@ -183,7 +183,8 @@ class Unit:
         """
         if self.state not in RESHARDED:
             return
-        self.take_up_changes()
+        if self.state is UnitState.SHARDED:
+            self.take_up_changes()
         # Only after the changes are taken up, which count as writes themselves.
         writes = self.presentation.writes
         self.gathered_steps = self.presentation.steps
@@ -285,7 +286,8 @@ class Unit:
             self.state = UnitState.SHARDED
             return
         with span(self.labels.reshard):
-            shows_sharded = self.state is UnitState.GATHERING and not gather.holds
+            # What is hidden may have been replaced since.
+            shows_sharded = self.state is not UnitState.UNSHARDED and not gather.holds
             if self.state is UnitState.GATHERING:
                 if gather.fetches:
                     gather.abandon(self._context or self._not_run())

@@ -129,9 +129,7 @@ def plan_parameter(
         AssertionError: a dimension that the parameter does not have.
         NotImplementedError: a dimension other than the first that does not divide by the ranks.
     """
-    placement: Any = None
-    if choose is not None:
-        placement, mesh = _resolve(choose(parameter), fqn, mesh)
+    placement, mesh = (None, mesh) if choose is None else _resolve(choose(parameter), fqn, mesh)
     dim = 0 if placement is None else placement.dim
     if not -parameter.ndim <= dim < parameter.ndim:
         raise AssertionError(
@@ -317,9 +315,7 @@ class SpmdMesh:
 
     def dims(self, names: tuple[str, ...]) -> list[int]:
         """Return the positions of dimensions in the mesh."""
-        known = self.mesh.mesh_dim_names
-        assert known is not None
-        return [known.index(name) for name in names]
+        return [(self.mesh.mesh_dim_names or ()).index(name) for name in names]
 
 
 def _part(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
@@ -333,11 +329,8 @@ class OnWholeMesh(TensorParallel):
     data_dims: frozenset[int] = frozenset()
 
     def wanted(self, gradient: DTensor) -> tuple[Placement, ...]:
-        own = self.spec.placements
-        return tuple(
-            given if index in self.data_dims else own[index]
-            for index, given in enumerate(gradient.placements)
-        )
+        pairs = enumerate(zip(gradient.placements, self.spec.placements, strict=True))
+        return tuple(given if index in self.data_dims else own for index, (given, own) in pairs)
 
 
 def plan_on_whole_mesh(

@@ -41,12 +41,10 @@ class _UnitStates:
         unit, segment = self.named.unit, self.named.unit.layout.segments[index]
         title = f"{self.named.names[index][0]} {name}"
         state = self.parts.setdefault(index, {})
-        if not is_sharded(value) and not isinstance(value, torch.Tensor):
+        is_tensor = is_sharded(value) or isinstance(value, torch.Tensor)
+        if not is_tensor or (value.dim() == 0 and (segment.shape or name not in self.like_parameters)):
             self.taken.append(title)
-            state[name] = value
-        elif value.dim() == 0 and (segment.shape or name not in self.like_parameters):
-            self.taken.append(title)
-            state[name] = value.detach().clone()
+            state[name] = value.detach().clone() if is_tensor else value
         elif tuple(value.size()) != segment.shape:
             self.problems.append(
                 f"size mismatch for '{name}' of {self.named.names[index][0]}: the shape in the state dict is "
@@ -241,14 +239,13 @@ def _by_key(
             own = units[held.unit].flat_state()
         else:
             unit, index = units[held.unit], held.indices[0]
-            here = unit.named.unit.layout.segments[index].shard_numel > 0
-            own = dict(existing.get(parameter, {}))
-            if here:
+            own = existing.get(parameter, {})
+            if unit.named.unit.layout.segments[index].shard_numel:
                 own = {
                     # Elements in the shape of the parameter as this rank shows it.
                     name: v.view(parameter.shape) if isinstance(v, torch.Tensor) and v.dim() else v
                     for name, v in unit.parts.get(index, {}).items()
                 }
         if own:
-            state[key] = own
+            state[key] = dict(own)
     return state

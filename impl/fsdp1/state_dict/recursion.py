@@ -134,6 +134,7 @@ class WrapperStates:
         _rename(state_dict, f"{prefix}{WRAPPED}.", prefix)
         settings = self.current()
         kind, config = settings.state_dict_type, settings.state_dict_config
+        sharded = kind is StateDictType.SHARDED_STATE_DICT
         for unit, values in zip(self._stage.units, self._values, strict=False):
             keys = named_unit(unit, wrapper, prefix).names
             if kind is StateDictType.LOCAL_STATE_DICT:
@@ -145,9 +146,7 @@ class WrapperStates:
             else:
                 for value, own in zip(values, keys, strict=True):
                     for key in own:
-                        if kind is StateDictType.SHARDED_STATE_DICT or isinstance(
-                            state_dict.get(key), nn.Parameter
-                        ):
+                        if sharded or isinstance(state_dict.get(key), nn.Parameter):
                             state_dict[key] = value
         self._finish_buffers(wrapper, state_dict, prefix, config.offload_to_cpu)
 

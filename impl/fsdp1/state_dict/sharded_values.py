@@ -242,33 +242,26 @@ def rows_of_value(unit: Unit, value: Any, name: str) -> torch.Tensor:
     """
     world, rank = unit.layout.world_size, unit.layout.rank
     shape = tuple(value.size())
+    first, end = chunk_rows(shape[0], world, rank) if shape else (0, 1)
     if isinstance(value, DTensor):
         mesh = value.device_mesh
         *outer, last = value.placements
         fits = mesh.size(mesh.ndim - 1) == world and mesh.get_local_rank(mesh.ndim - 1) == rank
         if fits and last == ShardPlacement(0) and all(place.is_replicate() for place in outer):
             return value.to_local()
-        first, end = chunk_rows(shape[0], world, rank) if shape else (0, 1)
         return value.full_tensor()[first:end] if shape else value.full_tensor()
     shards = value.local_shards()
-    first, end = chunk_rows(shape[0], world, rank)
-    if len(shards) > 1 or (not shards and end > first):
-        raise ValueError(
-            f"'{name}': this rank's part of the ShardedTensor has {len(shards)} shards where it should have "
-            f"one with the rows {first} to {end} of {shape}; load it with torch.distributed.checkpoint "
-            f"for {world} ranks"
-        )
-    if not shards:
+    if not shards and end == first:
         return torch.empty(rows_shape(shape, world, rank), dtype=value.dtype)
-    local = shards[0].tensor
-    offsets = list(shards[0].metadata.shard_offsets)
-    if tuple(local.shape) != rows_shape(shape, world, rank) or offsets != [first] + [0] * (len(shape) - 1):
+    found = [(tuple(each.tensor.shape), list(each.metadata.shard_offsets)) for each in shards]
+    if found != [(rows_shape(shape, world, rank), [first, *[0] * (len(shape) - 1)])]:
+        parts = " and ".join(f"{shape} at {offsets}" for shape, offsets in found) or "nothing"
         raise ValueError(
-            f"'{name}': this rank's part of the ShardedTensor is {tuple(local.shape)} at {offsets}, but for "
-            f"{world} ranks it should be the rows {first} to {end} of {shape}; load it with "
-            "torch.distributed.checkpoint for this number of ranks"
+            f"'{name}': this rank's part of the ShardedTensor is {parts}, but for {world} ranks it should be "
+            f"the rows {first} to {end} of {shape}; load it with torch.distributed.checkpoint for this number"
+            " of ranks"
         )
-    return local
+    return shards[0].tensor
 
 
 # -- do all ranks mean the same? Asked before values are moved -----------------------------------------------

@@ -226,14 +226,6 @@ def replaced_before_the_first_forward(api: Any, mesh: DeviceMesh) -> Any:
 
 
 @program
-def replaced_later(api: Any, mesh: DeviceMesh) -> Any:
-    model = trained(api, mesh)
-    weight = model.weight = nn.Parameter(model.weight.detach() * 0)
-    model(batch()).sum().backward()
-    return model.weight is weight
-
-
-@program
 def new_data(api: Any, mesh: DeviceMesh) -> Any:
     model = trained(api, mesh)
     model.weight.data = model.weight.data * 0

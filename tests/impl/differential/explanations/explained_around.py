@@ -14,6 +14,7 @@ from differential.explanations.situation import (
     replaced_after_optimizer,
     runs_backward,
     since_built,
+    steps_first,
 )
 from differential.ranks.observing import Value
 
@@ -56,7 +57,7 @@ AROUND: list[Explanation] = [
         "under SHARD_GRAD_OP torch finds its views gathered there (AssertionError); ours shows the values",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s, strategy="SHARD_GRAD_OP", originals=True) and isinstance(s.operation, CallInside)
-        and s.operation.call == "summon" and s.operation.backward and s.name == "said"
+        and s.operation.call in ("summon", "apply") and s.operation.backward and s.name == "said"
         and (s.torch, s.impl) == (["AssertionError"], ["done"]),
         ends=False,
     ),
@@ -65,10 +66,10 @@ AROUND: list[Explanation] = [
         "torch's have zeros, with which momentum and decay go on; ours None, as in the plain model",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s, originals=True) and isinstance(s.operation, ops.Step)
-        and s.name.startswith(("parameter", "whole")) and any(
+        and s.name.startswith(("parameter", "whole")) and (any(
             isinstance(each, ops.Forward) and (each.skip or not each.branch)
             for each in s.program.operations[: s.index]
-        ),
+        ) or (s.program.wrap.offload and steps_first(s))),
     ),
     Explanation(
         "gradients of parameters frozen since",
@@ -111,6 +112,14 @@ AROUND: list[Explanation] = [
         lambda s: flat(s) and isinstance(s.operation, Hook) and s.operation.block is not None
         and earlier(s, ops.Apply) and not s.torch_words
         and "can only be called on a root instance" in s.impl_words,
+    ),
+    Explanation(
+        "a communication hook below a root that a state dict found",
+        "torch refuses it there (AssertionError); ours takes it until a forward has found the root",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s) and isinstance(s.operation, Hook) and s.operation.block is not None
+        and earlier(s, ops.SaveState) and not earlier(s, ops.Forward) and not s.impl_words
+        and "can only be called on a root instance" in s.torch_words,
     ),
     Explanation(
         "a communication hook where an optimizer in backward dropped the gradient",

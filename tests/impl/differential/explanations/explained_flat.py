@@ -15,6 +15,7 @@ from differential.explanations.situation import (
     in_order,
     keeps_units,
     last_saved,
+    left_out,
     other_form,
     other_shape,
     refused,
@@ -51,6 +52,7 @@ FLAT: list[Explanation] = [
             or (s.name.startswith("grad") and s.torch is None)
             or s.name == "norm"
             or (isinstance(s.operation, ops.MakeOptimizer) and refused(s, "optimize a non-leaf Tensor"))
+            or (isinstance(s.operation, ops.RequireGrad) and refused(s, "requires_grad flags of leaf"))
         ),
         ends=False,
     ),
@@ -114,6 +116,26 @@ FLAT: list[Explanation] = [
         lambda s: flat(s, originals=True) and "grad" in s.name.split() and s.impl is None
         and isinstance(s.torch, Value) and not s.torch.elements.any(),
         ends=False,
+    ),
+    Explanation(
+        "offloaded flat parameters that no backward used",
+        "torch has their last gradient again, or zeros, ours None as in the plain model",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, originals=False, offload=True) and "grad" in s.name.split() and s.impl is None
+        and isinstance(s.torch, Value) and left_out(s)
+        and (earlier(s, ops.ZeroGrad) or not s.torch.elements.any()),
+    ),
+    Explanation(
+        "summoned gradients of a lower precision that is kept for them",
+        "torch gives them to parameters of full precision (RuntimeError), ours shows them",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, originals=True, keep_low=True) and earlier(s, ops.Backward)
+        and not s.impl_words and (
+            (isinstance(s.operation, ops.Summon) and s.operation.with_grads
+             and refused(s, "attempting to assign a gradient with dtype"))
+            or (s.name.startswith("whole") and s.torch == "missing")
+            or (s.name, s.torch, s.impl) == ("whole error", "RuntimeError", "missing")
+        ),
     ),
     Explanation(
         "optimizer states of original parameters without a gradient",
@@ -230,7 +252,8 @@ FLAT: list[Explanation] = [
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s) and earlier(s, ops.NoSync)
         and ("grad" in s.name.split() or "_saved_grad_shard" in s.torch_words
-             or (isinstance(s.operation, ops.Step) and s.name.startswith(("parameter", "whole"))))
+             or (isinstance(s.operation, ops.Step) and not s.impl_words
+                 and (s.name.startswith(("parameter", "whole")) or refused(s, "must match the size"))))
         and any(isinstance(each, ops.Forward) and each.skip for each in s.program.operations[: s.index + 1]),
     ),
     Explanation(
@@ -240,6 +263,15 @@ FLAT: list[Explanation] = [
         lambda s: flat(s) and isinstance(s.operation, ops.Summon | ops.SaveState) and s.operation.offload
         and not s.impl_words and (shows_freed(s) or refused(s, "setStorage")
         or refused(s, "NO_SHARD is not supported yet") or refused(s, "offload_to_cpu=True is not supported")),
+    ),
+    Explanation(
+        "a state dict of rank 0 without sharding",
+        "torch ignores rank0_only there, so that all ranks have it",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s, strategy="NO_SHARD") and isinstance(s.operation, ops.SaveState)
+        and s.operation.kind == "full" and s.operation.rank0_only
+        and s.name.startswith("state ") and s.impl in ("missing", []),
+        ends=False,
     ),
     Explanation(
         "LOCAL state dicts with a mesh",
@@ -340,7 +372,7 @@ FLAT: list[Explanation] = [
         "torch aligns them in the flat parameter, so that ranks have other parts",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: isinstance(s.operation, ops.Summon)
-        and (s.operation.rank0_only or (not s.operation.recurse and s.name.startswith("summoned blocks.")))
+        and (s.operation.rank0_only or (not s.operation.recurse and " blocks." in s.name))
         and s.name.startswith("summoned") and not views_comparable(s.program)
         and isinstance(s.torch, Value) and isinstance(s.impl, Value) and len(s.impl.shape) == 1,
         ends=False,

@@ -10,6 +10,13 @@ SHARDED_DOC = "docs/impl-fsdp2.md#where-it-differs-on-purpose"
 RUNTIME_DOC = "docs/impl.md#what-is-read-is-there"
 
 
+def _root_in_checkpoint(s: Situation) -> bool:
+    """Whether the parameter's block is a root, which reentrant checkpoints run without gradients."""
+    name = s.name.split()[-1].split(".")
+    reentrant = name[0] == "blocks" and s.program.model.blocks[int(name[1])].checkpoint == "reentrant"
+    return reentrant and not s.program.wrap.root and earlier(s, ops.Forward)
+
+
 def _evaluated(s: Situation) -> bool:
     """Whether the last forward had no gradients."""
     forwards = [e for e in carried_out(s.program, s.index) if isinstance(e, ops.Forward)]
@@ -62,7 +69,7 @@ READS: list[Explanation] = [
         SHARDED_DOC,
         lambda s: (
             not flat(s)
-            and _evaluated(s)
+            and (_evaluated(s) or _root_in_checkpoint(s))
             and s.program.wrap.reshard is None
             and s.name.startswith(("parameter", "grad", "requires_grad"))
         ),

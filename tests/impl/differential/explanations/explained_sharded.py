@@ -94,6 +94,13 @@ SHARDED: list[Explanation] = [
         lambda s: not flat(s) and refused(s, "Cannot use ReduceOp.PREMUL_SUM with Gloo"),
     ),
     Explanation(
+        "parameters of fully_shard replaced after the first forward",
+        "torch computes with the old ones; ours refuses (ValueError)",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not flat(s) and in_order(s, ops.Forward, ops.Write) and earlier(s, ops.Write, how="replace")
+        and "was replaced or removed after wrapping" in s.impl_words,
+    ),
+    Explanation(
         "an empty list of modules",
         "ours says so (ValueError), torch's fails inside (IndexError)",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",

@@ -154,6 +154,24 @@ def dropped_gradients(s: Situation) -> bool:
     return False
 
 
+def left_out(s: Situation) -> bool:
+    """Whether the last forward did not come to the unit of the parameter that the name ends with."""
+    name = s.name.split()[-1].split(".")
+    forwards = [each for each in since_built(s) if isinstance(each, ops.Forward)]
+    if name[0] != "blocks" or not forwards:
+        return False
+    block, order = int(name[1]), s.program.model.order
+    skipped = block in forwards[-1].skip or bool(order and block not in order)
+    patched = earlier(s, ops.Patch, of_class=True) or (block == 0 and earlier(s, ops.Patch))
+    return skipped or (patched and not {"inner", "norm"}.isdisjoint(name))
+
+
+def steps_first(s: Situation) -> bool:
+    """Whether an optimizer stepped before there was any gradient."""
+    kinds = [type(each) for each in since_built(s)]
+    return ops.Step in kinds and ops.Backward not in kinds[: kinds.index(ops.Step)]
+
+
 def between_passes(s: Situation) -> bool:
     """Whether a forward came last, with no backward after it."""
     last = [each for each in since_built(s) if isinstance(each, ops.Forward | ops.Backward)]
