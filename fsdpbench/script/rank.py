@@ -87,7 +87,10 @@ class _Run:
         if self.source.check_ranks:
             self.recorder = start_recording(self.simulation, folder, rank_0, self.own_files)
         trace, to_the_end = trace_path(folder, placement.rank), self.source.to_the_end
-        self.steps = Steps(self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end)
+        alike = not to_the_end and not self.source.check_ranks  # nothing after the measured steps matters
+        self.steps = Steps(
+            self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end, slows_link=alike
+        )
         self._ends: list[float] = []
         self.device.on_out_of_memory(self._out_of_memory)
         self.optimizers = Optimizers(self.own_files)
@@ -244,7 +247,7 @@ def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisio
 def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
     record.step_times_s = steps.step_times_s
     record.warmup_times_s = steps.warmup_times_s
-    record.network_share = device.network_share
+    record.network_share, record.step_work = device.network_share, steps.work
     record.warmup_stable = bool(steps.memory) and not steps.retried
     record.profiler_step_times_s = steps.traced_times_s
     record.memory_per_step = [asdict(memory) for memory in steps.memory] or None

@@ -21,7 +21,7 @@ from fsdpbench.engine.results.store import point_folder_name
 from fsdpbench.reports.analysis.activity import find_activity
 from fsdpbench.reports.analysis.memory import device_clock, memory_curve
 from fsdpbench.reports.analysis.units import fsdp_spans
-from fsdpbench.reports.pages.ranking import Paired, paired, rank
+from fsdpbench.reports.pages.ranking import Paired, cost_of, pair, paired, rank
 from fsdpbench.reports.pages.view import Configuration, load_run
 from fsdpbench.reports.readers import read_trace
 from fsdpbench.sweep.planning import workload_named
@@ -49,11 +49,12 @@ class UnitGain:
         }
 
     @classmethod
-    def untraced(cls, chosen: Chosen) -> UnitGain:
-        """Return the gain where nothing ran in full: as uncertain as that of any two configurations."""
-        uniform, interval = chosen.uniform, chosen.by_unit.interval
-        ratio, apart = chosen.by_unit.speed / (uniform.speed if uniform else 1), 1 + (interval or {})["apart"]
-        return cls(chosen, Paired(ratio - 1, ratio / apart - 1, ratio * apart - 1) if uniform else None)
+    def of(cls, chosen: Chosen) -> UnitGain:
+        """Return the gain of `chosen`."""
+        if (uniform := chosen.uniform) is None:
+            return cls(chosen, None)
+        both = (chosen.by_unit, uniform)
+        return cls(chosen, pair(*(cost_of(each.speed, each.interval) for each in both)))
 
     @property
     def words(self) -> str:

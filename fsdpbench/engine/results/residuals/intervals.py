@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fsdpbench.base.configuration.config import PARALLEL, Config
 from fsdpbench.base.reading import JsonObject
@@ -21,10 +21,12 @@ from fsdpbench.base.settings import SETTINGS
 from fsdpbench.engine.results.residuals.widths import (
     LEVEL,
     MORE_GPUS,
+    NAMED,
     Condition,
     Quantity,
     Residual,
     Unknown,
+    by_link,
     is_beyond,
     read_table,
     width_of,
@@ -47,10 +49,16 @@ _UNLIKE = ("expert", "window", "sinks", "score_cap")
 _PEAKS = (Quantity.ALLOCATED, Quantity.ACTIVE, Quantity.RESERVED)
 _MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY)
 """Settings without effect on a run's bytes, or that no published run reports."""
+_STATED = (Unknown.MODEL, Unknown.SETTING, Unknown.OFFLOAD)
 
 
-def interval_of(config: Config, result: Result) -> JsonObject | None:
-    """Return the `interval` of a simulated result that has a step time; None of any other."""
+def interval_of(config: Config, result: Result, work: Mapping[str, float] | None = None) -> JsonObject | None:
+    """Return the `interval` of a simulated result that has a step time; None of any other. `work`: the rank's
+    `step_work`.
+
+    `shared`: half widths for differences: without what settings of no published run, and the link to the
+    host, make unknown; and without the link alone.
+    """
     step = result.step_time_s
     if config.device != "sim" or not step:
         return None
@@ -58,14 +66,21 @@ def interval_of(config: Config, result: Result) -> JsonObject | None:
     memory, risky = _memory(config, result.peak_memory_bytes, unknown)
     retries = bool(result.alloc_retries_per_step)
     full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
-    time = width_of(Quantity.TIME, [*unknown, *full], bool(config.settings.compile))
-    time = time.with_network(result.network_share or 0.0, config.gpus, is_measured(config.hardware or ""))
+    network = result.network_share or 0.0, config.gpus, is_measured(config.hardware or "")
+    time, alike = (
+        width_of(Quantity.TIME, each, bool(config.settings.compile)).with_network(*network)
+        for each in ([*unknown, *full], [*(each for each in unknown if each is not Unknown.SETTING), *full])
+    )
     _, chip = _machine(config.hardware or "", _stamp(config.hardware))
     if chip is not None and (doubt := chip.with_attention(config.settings.attention).attention.doubt) > 1:
         log = math.hypot(time.log, math.log(doubt))  # as if the step were nothing else
         time = dataclasses.replace(time, log=log, because=(*time.because, Unknown.ATTENTION))
+    work, known = work or {}, is_measured(config.hardware or "", "host_link.gb_s")
+    link = by_link(step, work.get("slow_link_step", step + work.get("host_copies", 0.0)), known)
     because = [reason.value for reason in time.because] + [MORE_GPUS] * is_beyond(config.gpus)
-    low, high = time.around(step)
+    because += [Unknown.LINK.value] * (not known and link[1] > NAMED)
+    low = step * math.exp(-math.hypot(time.log, link[0]))
+    high = step * math.exp(math.hypot(time.log, time.network, link[1]))
     return {
         "level": LEVEL,
         "step_time_s": [low, high],
@@ -79,6 +94,9 @@ def interval_of(config: Config, result: Result) -> JsonObject | None:
         "because": because,
         "runs": time.runs,
         "apart": math.expm1(apart()),
+        "shared": [alike.half, time.half],
+        "link": [*link],
+        **({"work": work["kernels"] / step} if work else {}),
     }
 
 
@@ -111,28 +129,33 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     if config.script is None and (
         not _is_known_kind(config, families)
         or config.settings.param_dtype not in ("bf16", "fp16")
-        or config.settings.lora
-        or any(getattr(config.settings, name) > 1 for name in PARALLEL)
         or config.settings.implementation != "own"
+    ):
+        found.append(Unknown.MODEL)
+    elif config.script is None and (
+        config.settings.lora
+        or any(getattr(config.settings, name) > 1 for name in PARALLEL)
         or config.settings.optimizer == "muon"
         or config.settings.optimizer_dtype is not None
         or config.settings.linear_dtype != SETTINGS["linear_dtype"].default
-        or config.settings.activation_offload
         or config.settings.loss in ("chunked", "fused")
         or config.settings.graph != "none"
         or config.settings.symmetric_memory
     ):
-        found.append(Unknown.MODEL)
+        found.append(Unknown.SETTING)
+    if config.settings.activation_offload:
+        found.append(Unknown.OFFLOAD)
     return tuple(found)
 
 
-def is_measured(hardware: str) -> bool:
-    """Return whether the network is a user's own file's, which does not name its latency as estimated."""
+def is_measured(hardware: str, key: str = "nic.base_us") -> bool:
+    """Return whether the key's table is a user's own file's, which does not name the key as estimated."""
     layers, profile = _machine(hardware, _stamp(hardware))
     own = [keys for _, keys in itertools.takewhile(lambda layer: layer[0] not in profile_names(), layers)]
-    if "+nic-" in hardware or profile is None or not any("nic" in keys for keys in own):
+    table = key.partition(".")[0]
+    if f"+{table}-" in hardware or profile is None or not any(table in keys for keys in own):
         return False
-    return "estimated" not in own[0] or "nic.base_us" not in profile.estimated
+    return "estimated" not in own[0] or key not in profile.estimated
 
 
 @functools.cache
@@ -175,7 +198,7 @@ def _memory(
     """Return intervals of the peaks in bytes; whether that of reserved memory exceeds the device's."""
     # Published runs of other kinds left the model itself open, which a user states: the error that is left is
     # that of software without runs.
-    stated = [Unknown.SOFTWARE if reason is Unknown.MODEL else reason for reason in unknown]
+    stated = [Unknown.SOFTWARE if reason in _STATED else reason for reason in unknown]
     of_memory = [reason for reason in stated if reason not in _MEMORY_KNOWS]
     _, chip = _machine(config.hardware or "", _stamp(config.hardware))
     usable = None if chip is None else chip.usable_memory_bytes

@@ -143,7 +143,8 @@ _SLOWER = 2.5
 _HIDDEN = 0.72
 """The share of a step that collectives may take before they lengthen it: 32 GPTs, simulated on networks that
 are two and three times slower."""
-_NAMED = 0.1
+NAMED = 0.1
+"""From which on what was not measured is named."""
 
 
 class Unknown(StrEnum):
@@ -154,6 +155,9 @@ class Unknown(StrEnum):
     SYSTEM = "no published run of this system"
     SOFTWARE = "no published run of this software"
     MODEL = "no published run of this kind of model, optimizer and dtype is known in full"
+    SETTING = "no published run has these settings"
+    OFFLOAD = "no published run offloads activations"
+    LINK = "bandwidth to the host not measured with all GPUs of a node: fsdpbench calibrate narrows it"
     ATTENTION = "no published rates of this kernel of attention on this chip"
     UNMEASURED = "network between nodes not measured: fsdpbench calibrate --nccl-tests narrows it"
     COMPILED = "no compiled run could be compared"
@@ -191,7 +195,7 @@ class Width:
     def with_network(self, share: float, gpus: int, measured: bool = False) -> Width:
         """Return the width of a time on so many GPUs, of which collectives between nodes are a `share`."""
         network = by_network(0.0 if measured else share, gpus)
-        named = (Unknown.UNMEASURED,) if by_network(share, 1) > _NAMED and not measured else ()
+        named = (Unknown.UNMEASURED,) if by_network(share, 1) > NAMED and not measured else ()
         return dataclasses.replace(self, network=network, because=(*self.because, *named))
 
 
@@ -201,6 +205,24 @@ def by_network(share: float, gpus: int) -> float:
     beyond = math.log2(max(1.0, gpus / _AGREED_GPUS))
     longer = math.log1p(max(0.0, _SLOWER * share - max(share, _HIDDEN)))
     return math.hypot(longer, _MISSED_A_DOUBLING * beyond)
+
+
+# Packaged profiles have three quarters of what PCIe carries. One H100 and one H200 reached 4 and 11 % more,
+# each alone (ci/measured/gpu). With all GPUs of a node each may reach half: behind a switch of a DGX A100 are
+# two (from memory).
+_FASTER_LINK, _NEAR_LINK = 1.1, 0.1
+
+
+def by_link(step: float, slow: float, measured: bool) -> tuple[float, float]:
+    """Return |ln| of how much shorter and how much longer a step may be for the link to the host.
+
+    `slow`: the step with copies that take twice as long. A step is the longest of many paths, each a sum of
+    durations, and so convex in the time of a copy: what copies of 1 + x times the time add is at most x of
+    what those of twice the time add, and what shorter ones save too. `measured`: the link is known to 10 %.
+    """
+    more = max(0.0, slow / step - 1)
+    saved = min(more * (1 - 1 / _FASTER_LINK), 1 / 2)
+    return -math.log1p(-saved), math.log1p(more * (_NEAR_LINK if measured else 1))
 
 
 def is_beyond(gpus: int) -> bool:
@@ -299,6 +321,7 @@ _UNDER = {
     Unknown.SOFTWARE: (Condition.SOFTWARE,),
     Unknown.COMPILED: (Condition.SOFTWARE,),
     Unknown.MODEL: (Condition.MODEL,),
+    Unknown.SETTING: (Condition.MODEL,),
 }
 
 
