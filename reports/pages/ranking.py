@@ -203,15 +203,16 @@ def paired(one: Ranked, other: Ranked) -> Paired:
 
 
 def shared_ranks(costs: Sequence[Cost | None]) -> list[int | None]:
-    """Return the rank of each cost: 1 and as many as are surely faster; None without one. Of those for which
-    the same is unknown, one is as fast as the first of them that it cannot be distinguished from."""
+    """Return the rank of each cost, which rises with it: 1 and as many as are surely faster; None without
+    one. Of those for which the same is unknown, one is as fast as the first of them that it cannot be
+    distinguished from."""
     ranks: list[int | None] = [None] * len(costs)
     alike: dict[frozenset[str] | None, list[Cost]] = defaultdict(list)
     nearest: dict[tuple[frozenset[str] | None, ...], int] = {}
-    known = [(cost.time, place, cost) for place, cost in enumerate(costs) if cost is not None]
+    last, known = 0, [(cost.time, place, cost) for place, cost in enumerate(costs) if cost is not None]
     for _, place, cost in sorted(known, key=lambda each: each[:2]):
         alike[cost.because].append(cost)
-        rank, key = 1, cost.because
+        ahead, key = 0, cost.because
         for kind, each in alike.items():
             near = nearest.get((key, kind), 0)
             if kind != key:
@@ -220,8 +221,8 @@ def shared_ranks(costs: Sequence[Cost | None]) -> list[int | None]:
             elif not cost.halves[1] or pair(cost, each[near]).is_clear:
                 near = len(each) - 1
             nearest[key, kind] = near
-            rank += near
-        ranks[place] = rank
+            ahead += near
+        ranks[place] = last = max(last, 1 + ahead)
     return ranks
 
 

@@ -32,14 +32,16 @@ def test_against_all_pairs(seed: int) -> None:
     draw = random.Random(seed)
     kinds: list[dict[str, Any]] = [{}, {"half": 0.2, "because": ["a"]}, {"apart": 0.1, "because": ["b"]}]
     costs = [draw.choice((None, cost(draw.uniform(50, 100), **draw.choice(kinds)))) for _ in range(30)]
-    for mine, rank in zip(costs, shared_ranks(costs), strict=True):
-        if mine is None:
-            assert rank is None
-            continue
+    ranks = shared_ranks(costs)
+    assert [rank is None for rank in ranks] == [each is None for each in costs]
+    known = [(cost, rank) for cost, rank in zip(costs, ranks, strict=True) if cost]
+    before = 1
+    for mine, rank in sorted(known, key=lambda each: each[0].time):
         own = [each for each in costs if each is not None and each.because == mine.because]
         others = [each for each in costs if each is not None and each.because != mine.because]
         ahead = sum(each.time < mine.time and pair(mine, each).is_clear for each in others)
-        assert rank == 1 + ahead + shared_ranks(own)[own.index(mine)] - 1  # type: ignore[operator]
+        before = max(before, ahead + (shared_ranks(own)[own.index(mine)] or 0))
+        assert rank == before, "and no slower one has a better rank"
 
 
 def half_of(one: Cost, other: Cost) -> float:
