@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +68,36 @@ def blocks_of(model: nn.Module) -> Blocks | None:
         if 2 * size > total and (best is None or size > best[0]):
             best = size, Blocks(path, found, len(found) == sum(kinds.values()))
     return None if best is None else best[1]
+
+
+def stacks_of(model: nn.Module) -> dict[str, object] | None:
+    """Return the blocks of a model by the units that are inside of it alone, where these are all that one or
+    several lists hold and more than half of the parameters, as in `result.json`: `paths` of the lists, and
+    `kinds`, a number for each block, the same for those of one class and size. None where they are not."""
+    held: dict[str, list[nn.Module]] = {}
+    inside: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if module is not model and is_unit(module) and module not in inside:
+            inside.update(module.modules())
+            held.setdefault(plain_name(name).rpartition(".")[0], []).append(module)
+    paths = [path for path, found in held.items() if path and len(stacked(model, [path])) == len(found)]
+    blocks = [block for path in paths for block in held[path]]
+    kinds: dict[tuple[str, int], int] = {}
+    each = [kinds.setdefault((class_name(block), _size(block)), len(kinds)) for block in blocks]
+    whole = 2 * sum(map(_size, blocks)) > _size(model) and len(blocks) > 1
+    return {"paths": paths, "kinds": each} if whole else None
+
+
+def stacked(model: nn.Module, paths: Sequence[str]) -> tuple[nn.Module, ...]:
+    """Return the blocks in these lists of a model, or of a part of it; without paths those of `blocks_of`.
+    Nothing where there are none, or they are not alone."""
+    if not paths:
+        found = blocks_of(model)
+        return found.modules if found is not None and found.alone else ()
+    for part in model.modules():
+        with contextlib.suppress(AttributeError):
+            return tuple(block for path in paths for block in part.get_submodule(path).children())
+    return ()
 
 
 def has_units(module: nn.Module) -> bool:

@@ -56,18 +56,22 @@ def _lines(advice: Advice) -> Iterator[str]:
     unfit = [each for each in without if each.trial.status.value == "oom"]
     failed = [each for each in without if each.trial.status.value != "oom"]
     if slower:
-        yield "No gain: " + ", ".join(f"{e.candidate.variation} ({e.gain:+.1%})" for e in slower)
+        yield "No gain: " + ", ".join(f"{_name(e)} ({e.gain:+.1%})" for e in slower)
     if bounded:
         most = max(each.candidate.most or 0.0 for each in bounded)
-        names = ", ".join(each.candidate.variation for each in bounded)
+        names = ", ".join(map(_name, bounded))
         yield f"Not simulated, since so little of a step waits that they gain {most:.1%} at most: {names}"
     for each in others:
         more = f"{abs(each.more)} parameters {'more' if each.more > 0 else 'fewer'}"
         yield f"Not compared: {each.candidate.variation} trains {more} than the script"
     if unfit:
-        yield "Do not fit: " + ", ".join(each.candidate.variation for each in unfit)
+        yield "Do not fit: " + ", ".join(map(_name, unfit))
     if failed:
-        yield "Could not be tried: " + ", ".join(each.candidate.variation for each in failed)
+        yield "Could not be tried: " + ", ".join(map(_name, failed))
+
+
+def _name(each: Tried) -> str:
+    return each.candidate.variation.partition("=")[0]
 
 
 def _numbered(number: int, each: Tried) -> Iterator[str]:

@@ -43,6 +43,8 @@ from fsdpbench.sim.model.profile import (
 from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 
 _LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
+_UNUSUAL = (*PARALLEL, "lora", "optimizer_dtype", "linear_dtype", "graph", "symmetric_memory")
+"""Settings that every published run has at their defaults."""
 _UNLIKE = ("expert", "window", "sinks", "score_cap")
 """Parts of names of fields that no model of a published run has set."""
 
@@ -133,14 +135,9 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     ):
         found.append(Unknown.MODEL)
     elif config.script is None and (
-        config.settings.lora
-        or any(getattr(config.settings, name) > 1 for name in PARALLEL)
+        any(getattr(config.settings, name) not in (None, SETTINGS[name].default) for name in _UNUSUAL)
         or config.settings.optimizer == "muon"
-        or config.settings.optimizer_dtype is not None
-        or config.settings.linear_dtype != SETTINGS["linear_dtype"].default
         or config.settings.loss in ("chunked", "fused")
-        or config.settings.graph != "none"
-        or config.settings.symmetric_memory
     ):
         found.append(Unknown.SETTING)
     if config.settings.activation_offload:
