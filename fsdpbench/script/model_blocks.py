@@ -70,22 +70,19 @@ def blocks_of(model: nn.Module) -> Blocks | None:
     return None if best is None else best[1]
 
 
-def stacks_of(model: nn.Module) -> dict[str, object] | None:
-    """Return the blocks of a model by the units that are inside of it alone, where these are all that one or
-    several lists hold and more than half of the parameters, as in `result.json`: `paths` of the lists, and
-    `kinds`, a number for each block, the same for those of one class and size. None where they are not."""
+def stacks_of(model: nn.Module) -> dict[str, int]:
+    """Return the number of blocks in each list of a model, by its path, that holds units alone which no other
+    is around; nothing where these have not more than half of the parameters."""
     held: dict[str, list[nn.Module]] = {}
-    inside: set[nn.Module] = set()
+    inside = {model}
     for name, module in model.named_modules():
-        if module is not model and is_unit(module) and module not in inside:
+        if is_unit(module) and module not in inside:
             inside.update(module.modules())
             held.setdefault(plain_name(name).rpartition(".")[0], []).append(module)
-    paths = [path for path, found in held.items() if path and len(stacked(model, [path])) == len(found)]
-    blocks = [block for path in paths for block in held[path]]
-    kinds: dict[tuple[str, int], int] = {}
-    each = [kinds.setdefault((class_name(block), _size(block)), len(kinds)) for block in blocks]
-    whole = 2 * sum(map(_size, blocks)) > _size(model) and len(blocks) > 1
-    return {"paths": paths, "kinds": each} if whole else None
+    stacks = {path: each for path, each in held.items() if path and stacked(model, [path]) == (*each,)}
+    blocks = [block for each in stacks.values() for block in each]
+    has_most = 2 * sum(map(_size, blocks)) > _size(model)
+    return {path: len(each) for path, each in stacks.items()} if has_most and len(blocks) > 1 else {}
 
 
 def stacked(model: nn.Module, paths: Sequence[str]) -> tuple[nn.Module, ...]:

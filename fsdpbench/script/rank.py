@@ -87,10 +87,8 @@ class _Run:
         if self.source.check_ranks:
             self.recorder = start_recording(self.simulation, folder, rank_0, self.own_files)
         trace, to_the_end = trace_path(folder, placement.rank), self.source.to_the_end
-        alike = not to_the_end and not self.source.check_ranks  # nothing after the measured steps matters
-        self.steps = Steps(
-            self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end, slows_link=alike
-        )
+        self.steps = Steps(self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end)
+        self.steps.slows_link &= not self.source.check_ranks  # whose steps are counted
         self._ends: list[float] = []
         self.device.on_out_of_memory(self._out_of_memory)
         self.optimizers = Optimizers(self.own_files)

@@ -27,7 +27,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fsdpbench.base.configuration.config import Measurement
 from fsdpbench.engine.devices.base import StepMemory
-from fsdpbench.engine.devices.sim import copies_matter, work_of
 from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles, Place
 from fsdpbench.sim import SimulatedTrace, Simulation
@@ -45,7 +44,6 @@ class Steps:
     Args:
         take_memory: returns peaks and counts since its last call.
         to_the_end: the script continues when all steps are measured.
-        slows_link: one more step may be run, with a slow host link (`RankRecord.step_work`).
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class Steps:
         take_memory: Callable[[], StepMemory],
         *,
         to_the_end: bool,
-        slows_link: bool = False,
     ) -> None:
         self.count = 0
         self.memory: list[StepMemory] = []
@@ -70,14 +67,15 @@ class Steps:
         self._to_trace = measurement.traced_steps
         self._most_timed = max(measurement.most_timed_steps, measurement.timed_steps)
         self._take_memory = take_memory
-        self._to_the_end, self._slows_link = to_the_end, slows_link
+        self._to_the_end = to_the_end
+        self.slows_link = not to_the_end  # in one more step, for `RankRecord.step_work`
         self._stretches: list[list[Marker]] = [[]]  # a mark where each untraced step begins or ends
         self._trace: SimulatedTrace | None = None
         self._traced_until = 0
         self._done = False
         self._began: Marker | None = None
         self._first: tuple[StepMemory, Flops] | None = None
-        self._launched: list[list[int]] = []
+        self.work: dict[str, float] = {}  # RankRecord.step_work
         self._slow: list[Marker] = []
 
     # --------------------------------------------------------------------------------------- the script runs
@@ -85,7 +83,10 @@ class Steps:
     def begin(self) -> None:
         """Note that training may begin now: an optimizer was made."""
         if not self.count:
-            self._began = self._accelerator.timeline.record(self._accelerator.stream)
+            self._began = self._now()
+
+    def _now(self) -> Marker:
+        return self._accelerator.timeline.record(self._accelerator.stream)
 
     def ended(self) -> None:
         """End a step.
@@ -99,16 +100,14 @@ class Steps:
         self._accelerator.python.end_step()
         self._collect_garbage()
         if self._slow:
-            self._slow.append(self._accelerator.timeline.record(self._accelerator.stream))
-        elif self._trace is not None:
-            self._end_traced_step()
+            self._slow.append(self._now())
         else:
-            self._end_timed_step()
-        self._launched.append([*self._accelerator.timeline.launched_ns])
-        if self.count >= self.wanted and not self._slow and self._slows_link and copies_matter(self.work):
-            self._simulation.slow_host_link()
-            self._slow = [self._accelerator.timeline.record(self._accelerator.stream)]
-        elif self.count >= self.wanted:
+            (self._end_timed_step if self._trace is None else self._end_traced_step)()
+            self.work = self._accelerator.timeline.take_launched()
+        last = self.count >= self.wanted
+        if last and not self._slow and self.slows_link and self._simulation.slow_host_link(self.work):
+            self._slow = [self._now()]
+        elif last:
             self._done = True
             if not self._to_the_end:
                 raise MeasuredAllError
@@ -143,7 +142,7 @@ class Steps:
             self._traced_until = self._accelerator.timeline.cpu
 
     def _mark(self) -> None:
-        self._stretches[-1].append(self._accelerator.timeline.record(self._accelerator.stream))
+        self._stretches[-1].append(self._now())
 
     def _take_flops(self) -> Flops:
         assert self._accelerator.flops is not None
@@ -170,6 +169,8 @@ class Steps:
         self._accelerator.python.end_step()
         self._close_trace()
         self._accelerator.timeline.drain()
+        for begin, end in pairwise(self._slow):
+            self.work["slow_link_step"] = (end.time - begin.time) / 1e9
         if self.count == 1 and self._first is not None:
             self.memory, self.flops = [self._first[0]], [self._first[1]]
 
@@ -179,15 +180,6 @@ class Steps:
         if trace is not None:
             error = None if self.traced_times_s else MeasuredAllError()
             trace.__exit__(None if error is None else MeasuredAllError, error, None)
-
-    @property
-    def work(self) -> dict[str, float]:
-        """Return `RankRecord.step_work`; no copies before there are two steps."""
-        first, last = ([[0, 0, 0]] * 2 + self._launched[: self.wanted])[-2:]
-        found = work_of([end - begin for begin, end in zip(first, last, strict=True)])
-        if len(self._slow) > 1:
-            found["slow_link_step"] = (self._slow[1].time - self._slow[0].time) / 1e9
-        return found
 
     @property
     def times_s(self) -> list[float]:

@@ -43,8 +43,7 @@ from fsdpbench.sim.torch_device.tensors import use_on_stream
 
 # Kept for the life of the process: libraries unregister their kernels when they end.
 _REGISTERED: list[torch.library.Library] = []
-_ROOMY = 64
-"""Times the memory that a GPU has."""
+_ROOMY = 64  # times the memory that a GPU has
 
 
 def preload() -> None:
@@ -218,12 +217,15 @@ class Simulation:
     def on_out_of_memory(self, callback: Callable[[str], None] | None) -> None:
         self.accelerator.on_out_of_memory = callback
 
-    def slow_host_link(self) -> None:
-        """Let copies over the host link take twice as long from now on, on a device with room for anything:
-        what is then out of memory, or retries, says nothing of the link."""
+    def slow_host_link(self, work: Mapping[str, float]) -> bool:
+        """Let copies over the host link take twice as long from now on, on a device with room for anything
+        (that memory is out says nothing of the link). Return False where a step's `work` has few copies."""
+        if work["host_copies"] < 0.01 * work["kernels"]:
+            return False
         accelerator, alone_ns = self.accelerator, self.accelerator.host_link_ns
         accelerator.host_link_ns = lambda nbytes: 2 * alone_ns(nbytes)
         accelerator.allocator.device.capacity_bytes *= _ROOMY
+        return True
 
     def drain(self) -> None:
         """Block the simulated CPU as `synchronize` does, for a measurement: it orders nothing."""

@@ -56,13 +56,14 @@ def by_unit(
     if not calls or not (blocks or stacks) or not limited or seen["model"].get("unwrapped_root"):
         return
     alone = bool(stacks) and max(call.get("together", 1) for call in calls) == 1
-    kinds = alike(stacks["kinds"] if stacks else [0] * blocks["count"])
-    paths = () if not stacks or (blocks and stacks["paths"] == [blocks["path"]]) else stacks["paths"]
+    stacks = stacks or {blocks["path"]: blocks["count"]}
+    kinds = alike(kind for kind, count in enumerate(stacks.values()) for _ in range(count))
+    paths = () if blocks and [*stacks] == [blocks["path"]] else (*stacks,)
     given = [call["arguments"] for call in calls]
     free = alone and calls[-1]["api"] == "fully_shard"
     free &= all(each.get("reshard_after_forward") in (None, True, False) for each in given)
     offloads = alone and not result.get("compiled") and not any(each["offload"] for each in given)
-    family = _Blocks(config, kinds, len(kinds) if free else 0, offloads, False, tuple(paths))
+    family = _Blocks(config, kinds, len(kinds) if free else 0, offloads, False, paths)
     ran: list[Trial] = []
 
     def judge(configs: Sequence[Config]) -> list[front.Candidate]:

@@ -295,7 +295,7 @@ def _units(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     classes = model.get("unit_classes", {})
     together = max(call.get("together", 1) for call in calls)
     fine = blocks and classes.get(blocks["class"], 0) == blocks["count"] and len(classes) == 1
-    fine |= bool(stacks := model.get("stacks")) and model["units"] == 1 + len(stacks["kinds"])
+    fine |= bool(stacks := model.get("stacks")) and model["units"] == 1 + sum(stacks.values())
     if not blocks or (fine and together <= _PAIR):
         return
     alone = model["units"] <= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +128,7 @@ class SimDevice(Tells):
         self._readings = AllocatorReadings()
         self._retried: list[bool] = []
         self._idle_at = -1
-        self._launched_ns = [0, 0, 0]
+        self._work: dict[str, float] = {}
         self.line: Lines | None = None
         self._graph: GraphSession | None = None
 
@@ -196,26 +196,23 @@ class SimDevice(Tells):
         if simulation.cpu_ns() != self._idle_at:  # a wait takes time, which would be that of the traced step
             simulation.drain()
         start, retries = simulation.cpu_ns(), _retries()
-        before = [*simulation.accelerator.timeline.launched_ns]
         simulation.accelerator.python.begin_step()
+        simulation.accelerator.timeline.take_launched()
         if self._graph is None:
             step()
         else:
             self._graph.run(step)
         simulation.accelerator.python.end_step()
         simulation.drain()
-        self._idle_at = simulation.cpu_ns()
+        self._idle_at, self._work = simulation.cpu_ns(), simulation.accelerator.timeline.take_launched()
         self._retried.append(_retries() > retries)
-        after = simulation.accelerator.timeline.launched_ns
-        self._launched_ns = [end - begin for begin, end in zip(before, after, strict=True)]
         return (self._idle_at - start) / 1e9
 
     def step_work(self, step: Callable[[], object]) -> dict[str, float]:
         """Return `RankRecord.step_work`; where copies take time, from one more step, with a slow link. A GPU
         with more memory than there is shows what is possible, and is compared with nothing."""
-        work = work_of(self._launched_ns)
-        if self._graph is None and self._what_if.room == 1 and copies_matter(work):
-            self._open_simulation().slow_host_link()
+        work, as_it_is = self._work, self._graph is None and self._what_if.room == 1
+        if as_it_is and self._open_simulation().slow_host_link(work):
             work["slow_link_step"] = self.timed_step(step)
         return work
 
@@ -248,17 +245,6 @@ class SimDevice(Tells):
 
     def peak_flops(self, compute_type: str) -> float | None:
         return (self._profile.narrow_peak_flops | self._profile.peak_flops).get(compute_type)
-
-
-def work_of(launched_ns: Sequence[int]) -> dict[str, float]:
-    """Return seconds of kernels and of copies over the host link in a step, by `Timeline.launched_ns`."""
-    kernels, _, copies = launched_ns
-    return {"kernels": kernels / 1e9, "host_copies": copies / 1e9}
-
-
-def copies_matter(work: Mapping[str, float]) -> bool:
-    """Return whether a step's copies over the host link take time worth a step with a slower link."""
-    return work["host_copies"] > 0.01 * work["kernels"]
 
 
 def _forget(loss: torch.Tensor) -> None:

@@ -76,7 +76,7 @@ class Observed:
         return {
             "class": class_name(model),
             "blocks": self.calls.blocks if bare is None else blocks and blocks.to_dict(),
-            "stacks": None if bare is not None else stacks_of(model),
+            "stacks": {} if bare is not None else stacks_of(model),
             "units": len(units),
             "unit_classes": dict(kinds),
             "unwrapped_root": bare is not None,

@@ -121,7 +121,6 @@ class Timeline:
     ``cpu`` is the CPU's present time; the CPU adds its own costs to it.
     ``on_finished(stream, payload, start_ns, end_ns)`` is notified of each settled piece of work that has a
     payload, in the order in which they end on their stream. ``queue_depth``: launches that a stream holds.
-    ``launched_ns``: durations alone of all kernels, collectives and copies so far, by kind of `Work`.
     """
 
     queue_depth = LAUNCH_QUEUE_DEPTH
@@ -134,7 +133,7 @@ class Timeline:
         self._contention = contention or Contention()
         self._queues: list[_Queue] = []
         self._next_change = NEVER
-        self.launched_ns = [0, 0, 0]
+        self._launched_ns = [0, 0, 0]
         # Number of streams that run each kind of work now, the traffic of their collectives, and the
         # slow-down of computation (thousandths) that follows from it.
         self._active = [0, 0, 0]
@@ -157,9 +156,14 @@ class Timeline:
         if len(queue.items) >= self.queue_depth:
             self.wait_for_room(stream)
         queue.items.append((work, self.cpu, duration_ns, payload, traffic))
-        self.launched_ns[work] += duration_ns
+        self._launched_ns[work] += duration_ns
         if queue.running is None and len(queue.items) == 1:
             self._reach_head(queue)
+
+    def take_launched(self) -> dict[str, float]:
+        """Return seconds of kernels and of copies over the host link since the last call, each alone."""
+        (kernels, _, copies), self._launched_ns = self._launched_ns, [0, 0, 0]
+        return {"kernels": kernels / 1e9, "host_copies": copies / 1e9}
 
     def record(self, stream: int) -> Marker:
         """Mark the point that the stream reaches when all work queued so far is done."""

@@ -161,7 +161,7 @@ def test_it_is_the_best_of_all_mixes_where_memory_limits(tmp_path: Path, limited
     config = script_config({"script": tmp_path / "train.py", "gpus": "8"}, ())
     assert config is not None
     blocks = {"path": "layers", "class": "Block", "count": 6}
-    model = {"blocks": blocks, "stacks": {"paths": ["layers"], "kinds": [0] * 6}}
+    model = {"blocks": blocks, "stacks": {"layers": 6}}
     base = Trial(config, Result.of({"status": "ok", "step_time_s": 6 + 6 / 3}))
     other = Trial(config, Result.of({"status": "oom" if limited else "ok", "step_time_s": 6.0}))
 
@@ -194,7 +194,7 @@ def test_a_script_that_runs_out_of_memory_gets_the_best_mix_that_fits(
     config = script_config({"script": tmp_path / "train.py", "gpus": "8"}, ())
     assert config is not None
     blocks = {"path": "layers", "class": "Block", "count": 6}
-    model = {"blocks": blocks, "stacks": {"paths": ["layers"], "kinds": [0] * 6}}
+    model = {"blocks": blocks, "stacks": {"layers": 6}}
     ran = {"script": {"observed": SEEN | {"model": model}}, "status": "ok", "step_time_s": 6.0}
     ran |= {"measured": {}, "alloc_retries_per_step": 0, "peak_memory_bytes": {"reserved": 106 * GIB}}
     roomy, out = Trial(config, Result.of(ran)), Trial(config, Result.of({"status": "oom"}))

@@ -11,7 +11,7 @@ PLAIN: dict[str, Any] = {"param_dtype": "torch.bfloat16", "offload": False, "mes
 MODEL = {
     "class": "Model",
     "blocks": {"path": "layers", "class": "Block", "count": 12},
-    "stacks": {"paths": ["layers"], "kinds": [0] * 12},
+    "stacks": {"layers": 12},
     "units": 13,
     "unit_classes": {"Block": 12},
     "unwrapped_root": False,

@@ -12,19 +12,18 @@ import itertools
 import math
 import os
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from fsdpbench.base.configuration.config import PARALLEL, Config
 from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.engine.results.residuals.widths import (
+    APART,
     LEVEL,
     MORE_GPUS,
     NAMED,
     Condition,
     Quantity,
-    Residual,
     Unknown,
     by_link,
     is_beyond,
@@ -54,13 +53,9 @@ _MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY
 _STATED = (Unknown.MODEL, Unknown.SETTING, Unknown.OFFLOAD)
 
 
-def interval_of(config: Config, result: Result, work: Mapping[str, float] | None = None) -> JsonObject | None:
+def interval_of(config: Config, result: Result, work: dict[str, float] | None = None) -> JsonObject | None:
     """Return the `interval` of a simulated result that has a step time; None of any other. `work`: the rank's
-    `step_work`.
-
-    `shared`: half widths for differences: without what settings of no published run, and the link to the
-    host, make unknown; and without the link alone.
-    """
+    `step_work`."""
     step = result.step_time_s
     if config.device != "sim" or not step:
         return None
@@ -95,7 +90,7 @@ def interval_of(config: Config, result: Result, work: Mapping[str, float] | None
         "risky": risky or retries,
         "because": because,
         "runs": time.runs,
-        "apart": math.expm1(apart()),
+        "apart": math.expm1(APART),
         "shared": [alike.half, time.half],
         "link": [*link],
         **({"work": work["kernels"] / step} if work else {}),
@@ -105,7 +100,6 @@ def interval_of(config: Config, result: Result, work: Mapping[str, float] | None
 def read_ahead() -> None:
     """Read what the interval of any result needs, in a process that forks those that make results."""
     _known()
-    apart()
     for quantity in (Quantity.TIME, *_PEAKS):
         width_of(quantity, ())
 
@@ -225,34 +219,3 @@ def _stamp(hardware: str | None) -> int:
         return os.stat(re.sub(r"\+(node|nic)-.*", "", hardware or "")).st_mtime_ns
     except OSError:
         return 0  # a packaged profile's name
-
-
-@functools.cache
-def apart() -> float:
-    """Return |ln(ratio)| of two step times below which they cannot be distinguished.
-
-    Configurations of one model on one machine share most errors of their predictions. The rest is the spread
-    of residuals of one model's runs, from one source and on one chip.
-    """
-    return difference_quantile(read_table())
-
-
-def difference_quantile(rows: Sequence[Residual], level: float = LEVEL) -> float:
-    """Return the `level` quantile of differences between residuals of one model's runs, every model of a
-    source and chip weighted equally; 0 if no model has two runs."""
-    groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
-    for row in rows:
-        if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME and not row.retries:
-            groups[(row.source, row.chip, row.model, row.software)].append(row.log_ratio)
-    gaps = [
-        (abs(a - b), len(found) * (len(found) - 1) / 2)
-        for found in groups.values()
-        for a, b in itertools.combinations(found, 2)
-    ]
-    total = sum(1 / pairs for _, pairs in gaps)
-    reached = 0.0
-    for gap, pairs in sorted(gaps):
-        reached += 1 / pairs
-        if reached >= level * total - 1e-9:
-            return gap
-    return 0.0

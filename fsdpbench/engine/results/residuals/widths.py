@@ -53,6 +53,9 @@ class Condition(StrEnum):
     MODEL = "model"
 
 
+AS_IT_WAS = (Condition.KNOWN, Condition.NEW_CHIP)  # all was used that is known of the run
+
+
 class Quantity(StrEnum):
     """The quantity that a residual compares."""
 
@@ -105,11 +108,6 @@ class Residual:
         return (self.source, self.chip, self.family)
 
     @property
-    def as_it_was(self) -> bool:
-        """Return whether the run was predicted with all that is known of it."""
-        return self.condition in (Condition.KNOWN, Condition.NEW_CHIP)
-
-    @property
     def needed(self) -> float:
         """Return the width, before the network's part, with which the run is just inside its interval."""
         network = by_network(self.network_share, self.gpus) if self.quantity is Quantity.TIME else 0.0
@@ -129,6 +127,9 @@ def _residual(row: dict[str, str]) -> Residual:
 
 
 LEVEL = 0.9
+APART = 0.0464
+"""|ln(ratio)| of two steps of a model and machine that cannot be distinguished, if no more is known of their
+difference: how far residuals of a model's runs are apart (`ci/measure_differences.py`)."""
 _FEW_RUNS = 5
 _FEW_GROUPS = 4
 MORE_GPUS = "more than 512 GPUs, where published runs disagree"
@@ -208,18 +209,14 @@ def by_network(share: float, gpus: int) -> float:
 
 
 # Packaged profiles have three quarters of what PCIe carries. One H100 and one H200 reached 4 and 11 % more,
-# each alone (ci/measured/gpu). With all GPUs of a node each may reach half: behind a switch of a DGX A100 are
-# two (from memory).
+# alone (ci/measured/gpu); of all in a node each may reach half: two share a DGX A100's switch (from memory).
 _FASTER_LINK, _NEAR_LINK = 1.1, 0.1
 
 
 def by_link(step: float, slow: float, measured: bool) -> tuple[float, float]:
-    """Return |ln| of how much shorter and how much longer a step may be for the link to the host.
-
-    `slow`: the step with copies that take twice as long. A step is the longest of many paths, each a sum of
-    durations, and so convex in the time of a copy: what copies of 1 + x times the time add is at most x of
-    what those of twice the time add, and what shorter ones save too. `measured`: the link is known to 10 %.
-    """
+    """Return |ln| of how much shorter and longer a step may be for the link to the host; `slow`: with copies
+    that take twice as long. The longest of many sums of durations, a step is convex in the time of a copy: x
+    of that time more adds at most x of what all of it adds, and less saves no more. `measured`: to 10 %."""
     more = max(0.0, slow / step - 1)
     saved = min(more * (1 - 1 / _FASTER_LINK), 1 / 2)
     return -math.log1p(-saved), math.log1p(more * (_NEAR_LINK if measured else 1))
@@ -273,18 +270,6 @@ def _width(
         for aspect in because
     )
     return Width(math.sqrt(base**2 + extra), tuple(because), len(known))
-
-
-def width_of_run(row: Residual) -> Width:
-    """Return the width that the step time of a published run would have if its source had not been used."""
-    aspects = {
-        Unknown.CHIP: row.condition is Condition.NEW_CHIP,
-        Unknown.NETWORK: row.network == "not stated" and row.nodes > 1,
-        Unknown.MEMORY: row.retries > 0,
-    }
-    unknown = [aspect for aspect, is_so in aspects.items() if is_so]
-    width = width_of(Quantity.TIME, unknown, row.compiled, without=row.source)
-    return width.with_network(row.network_share, row.gpus)
 
 
 @functools.cache
