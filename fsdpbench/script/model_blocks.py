@@ -86,11 +86,7 @@ def stacks_of(model: nn.Module) -> dict[str, int]:
 
 
 def stacked(model: nn.Module, paths: Sequence[str]) -> tuple[nn.Module, ...]:
-    """Return the blocks in these lists of a model, or of a part of it; without paths those of `blocks_of`.
-    Nothing where there are none, or they are not alone."""
-    if not paths:
-        found = blocks_of(model)
-        return found.modules if found is not None and found.alone else ()
+    """Return what these lists of a model, or of a part of it, hold; nothing where they are not there."""
     for part in model.modules():
         with contextlib.suppress(AttributeError):
             return tuple(block for path in paths for block in part.get_submodule(path).children())

@@ -43,7 +43,6 @@ from fsdpbench.sim.torch_device.tensors import use_on_stream
 
 # Kept for the life of the process: libraries unregister their kernels when they end.
 _REGISTERED: list[torch.library.Library] = []
-_ROOMY = 64  # times the memory that a GPU has
 
 
 def preload() -> None:
@@ -224,7 +223,7 @@ class Simulation:
             return False
         accelerator, alone_ns = self.accelerator, self.accelerator.host_link_ns
         accelerator.host_link_ns = lambda nbytes: 2 * alone_ns(nbytes)
-        accelerator.allocator.device.capacity_bytes *= _ROOMY
+        accelerator.allocator.device.capacity_bytes *= 64
         return True
 
     def drain(self) -> None:

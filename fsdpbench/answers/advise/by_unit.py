@@ -18,8 +18,7 @@ from fsdpbench.base.settings.values import joined, spread
 from fsdpbench.script.variations.sharding import Variation
 from fsdpbench.sweep.trials import Trial
 
-_ALL = "blocks_by_unit"
-"""What a script shall call its blocks, if they are not in one list."""
+_ALL = "blocks_by_unit"  # what a script shall call its blocks, if they are in several lists
 _CHECKPOINT = "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
 
 _Simulate = Callable[[Sequence[Config]], list[Trial]]
@@ -27,8 +26,7 @@ _Simulate = Callable[[Sequence[Config]], list[Trial]]
 
 @dataclass(frozen=True)
 class _Blocks(Family):
-    """Blocks of a script; selective recomputation of its operators cannot be chosen. `paths`: of the lists
-    that hold them, if they are not in one."""
+    """Blocks of a script, in the lists of `paths`; recomputation of some operators cannot be chosen."""
 
     paths: tuple[str, ...] = ()
 
@@ -49,21 +47,19 @@ def by_unit(
     seen = result["script"]["observed"]
     calls, blocks, stacks = seen["sharding"], seen["model"].get("blocks"), seen["model"].get("stacks")
     # These are faster where memory suffices: if one does not fit, it limits the script.
-    tight = [
-        trials[name] for name in ("no-checkpoint", "no-save-on-cpu", "no-offload", "keep") if name in trials
-    ]
+    names = "no-checkpoint", "no-save-on-cpu", "no-offload", "keep"
+    tight = [trials[name] for name in names if name in trials]
     limited = base.retries or any(not each.fits or each.risky for each in (base, *tight))
     if not calls or not (blocks or stacks) or not limited or seen["model"].get("unwrapped_root"):
         return
     alone = bool(stacks) and max(call.get("together", 1) for call in calls) == 1
     stacks = stacks or {blocks["path"]: blocks["count"]}
     kinds = alike(kind for kind, count in enumerate(stacks.values()) for _ in range(count))
-    paths = () if blocks and [*stacks] == [blocks["path"]] else (*stacks,)
     given = [call["arguments"] for call in calls]
     free = alone and calls[-1]["api"] == "fully_shard"
     free &= all(each.get("reshard_after_forward") in (None, True, False) for each in given)
     offloads = alone and not result.get("compiled") and not any(each["offload"] for each in given)
-    family = _Blocks(config, kinds, len(kinds) if free else 0, offloads, False, paths)
+    family = _Blocks(config, kinds, len(kinds) if free else 0, offloads, False, (*stacks,))
     ran: list[Trial] = []
 
     def judge(configs: Sequence[Config]) -> list[front.Candidate]:
@@ -90,13 +86,11 @@ def written(seen: Mapping[str, Any], variation: str) -> Candidate:
     each = [spread(part.replace(",", "+")) for part in mix.split("/")]
     recomputed = [place for place, how in enumerate(each[0]) if how == "full"]
     moved = [place for place, word in enumerate(each[1]) if word == "true"]
-    calls, blocks = seen["sharding"], _ALL
+    calls, blocks = seen["sharding"], f"{{0}}.{paths[0]}.children()"
     before, after, imports = [], [], []
-    if paths:
-        each_path = f"for path in {tuple(paths)} for block in {{0}}.get_submodule(path).children()"
-        before.append(f"{_ALL} = [block {each_path}]")
-    else:
-        blocks = f"{{0}}.{seen['model']['blocks']['path']}.children()"
+    if len(paths) > 1:
+        blocks, loops = _ALL, f"path in {tuple(paths)} for block in {{0}}.get_submodule(path).children()"
+        before.append(f"{_ALL} = [block for {loops}]")
     if recomputed:
         before += [f"for block in {_of(blocks, recomputed)}:\n    block.forward = {_CHECKPOINT}"]
         imports = ["import functools", "import torch.utils.checkpoint"]
@@ -112,11 +106,7 @@ def written(seen: Mapping[str, Any], variation: str) -> Candidate:
     edits = [Edit(calls[-1], "imports", (text,)) for text in imports]
     spans, saved = [call.get("span") for call in calls], not_saved(seen)
     edits += [*not_recomputed(seen), *(saved or ()), Edit(calls[-1], "beside", (spans, before, after))]
-    code = [
-        *imports,
-        "# before the blocks are wrapped, instead of all other recomputation and offload:",
-        *before,
-    ]
+    code = [*imports, "# before the blocks are wrapped, in the place of all other recomputation:", *before]
     code += ["# after the model is wrapped:", *after] if after else []
     said = {"words": words, "code": "\n".join(code).replace("{0}", "model")}
     done = None if saved is None else tuple(edits)

@@ -176,8 +176,8 @@ class NotSaved:
 
 class ByUnit(NotCheckpointed):
     """A variation in which blocks of the model recompute and offload, and units are resharded, as `value`
-    says for each (`joined`, with commas; resharding may be left out), and nothing else recomputes or saves on
-    the host. Behind `@`, paths of what holds the blocks, if they are not in one list."""
+    says for each (`joined`, with commas; resharding may be left out; behind `@` the paths of the lists that
+    hold them), and nothing else recomputes or saves on the host."""
 
     def __init__(self, value: str) -> None:
         super().__init__()

@@ -70,7 +70,10 @@ def diff_for(found: Candidate, folder: Path) -> str:
     return diff_of(found.edits, str(folder))
 
 
-STYLES = {"fsdp2": RESHARDED, "checkpoint": RESHARDED, "functions": RESHARDED, "fsdp1": MIXED}
+STYLES = {
+    "fsdp2": f"{RESHARDED}@blocks", "checkpoint": f"{RESHARDED}@blocks", "functions": f"{RESHARDED}@blocks",
+    "fsdp1": f"{MIXED}@blocks",
+}  # fmt: skip
 
 
 @pytest.mark.campaign
@@ -127,7 +130,7 @@ def test_a_framework_that_wraps_gets_code_to_paste(tmp_path: Path) -> None:
     call = {"file": str(tmp_path / "train.py"), "line": 3, "span": [3, 3, 0, 20], "text": ""}
     blocks = {"path": "model.layers", "class": "Block", "count": 8}
     seen = {"sharding": [call], "model": {"blocks": blocks}, "checkpointing": None}
-    found = written(seen, RESHARDED)
+    found = written(seen, f"{RESHARDED}@model.layers")
     with pytest.raises(NoDiffError, match=r"^train\(\) wraps the model"):
         diff_for(found, tmp_path)
     compile(found.write.partition("\n")[2], "pasted", "exec")
@@ -139,7 +142,7 @@ def machine(config: Config) -> Trial:
     """A step of 6 blocks that hold 11 GiB each, or 1 that are recomputed in a third of their time, beside
     40 GiB; a tenth more may be needed."""
     assert config.what_if is not None
-    words = str(config.what_if.variation).partition("=")[2].replace(",", "+").split("/")
+    words = str(config.what_if.variation).partition("=")[2].partition("@")[0].replace(",", "+").split("/")
     recomputed, moved, kept = map(spread, words)
     held = [1 if pair != ("none", "false") else 11 for pair in zip(recomputed, moved, strict=True)]
     size = round((40 + sum(held) + 2 * kept.count("false")) * GIB)
