@@ -83,10 +83,7 @@ class Steps:
     def begin(self) -> None:
         """Note that training may begin now: an optimizer was made."""
         if not self.count:
-            self._began = self._now()
-
-    def _now(self) -> Marker:
-        return self._accelerator.timeline.record(self._accelerator.stream)
+            self._began = self._accelerator.timeline.record(self._accelerator.stream)
 
     def ended(self) -> None:
         """End a step.
@@ -100,13 +97,13 @@ class Steps:
         self._accelerator.python.end_step()
         self._collect_garbage()
         if self._slow:
-            self._slow.append(self._now())
+            self._slow.append(self._accelerator.timeline.record(self._accelerator.stream))
         else:
             (self._end_timed_step if self._trace is None else self._end_traced_step)()
             self.work = self._accelerator.timeline.take_launched()
         last = self.count >= self.wanted
         if last and not self._slow and self.slows_link and self._simulation.slow_host_link(self.work):
-            self._slow = [self._now()]
+            self._slow = [self._accelerator.timeline.record(self._accelerator.stream)]
         elif last:
             self._done = True
             if not self._to_the_end:
@@ -142,7 +139,7 @@ class Steps:
             self._traced_until = self._accelerator.timeline.cpu
 
     def _mark(self) -> None:
-        self._stretches[-1].append(self._now())
+        self._stretches[-1].append(self._accelerator.timeline.record(self._accelerator.stream))
 
     def _take_flops(self) -> Flops:
         assert self._accelerator.flops is not None

@@ -96,12 +96,8 @@ class Forecast:
     @property
     def ranks(self) -> list[int | None]:
         """The rank of each prediction by throughput; those that cannot be distinguished share one."""
-        return shared_ranks(
-            [
-                cost_of(each.throughput, each.interval) if each.fits and each.throughput else None
-                for each in self.predictions
-            ]
-        )
+        speeds = ((each.throughput if each.fits else None, each.interval) for each in self.predictions)
+        return shared_ranks([cost_of(speed, interval) if speed else None for speed, interval in speeds])
 
 
 def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -> Forecast:

@@ -130,9 +130,8 @@ def rank(view: RunView) -> list[Ranked]:
 
 
 # Two simulated configurations of one sweep share most of their errors: what both do alike makes neither of
-# them faster. Their difference is as uncertain as the work and the waits that only one of them has. If one
-# has settings of which no run was published, its own error is that of those parts alone.
-# The link to the host is one for both, so that its error is the difference of what it does to either.
+# them faster. Their difference is as uncertain as the work and the waits that only one of them has, also for
+# settings of no published run. Both have one link to the host: its error is the difference of its effects.
 
 UNSHARED = 0.019
 """What no two steps share of their errors, from published pairs (`ci/measure_differences.py`)."""
@@ -150,9 +149,8 @@ def error_of_pair(
 class Cost:
     """A unit of work: its time, and that of its kernels in it (NaN: not known).
 
-    `halves` are the interval's half widths without what its settings make unknown, and with it; of a measured
-    one its spread. `link`: |ln| of how much shorter and longer it may be for the link to the host. `apart`:
-    the share by which any two must differ. `because`: what makes it wide; None: measured.
+    `halves`: the interval's half widths, or the spread of measured runs; `link` and `apart` are `Interval`'s.
+    `because`: what makes it wide; None: measured.
     """
 
     time: float

@@ -55,11 +55,6 @@ class Tried:
         """Return the share by which training is faster (0.05: 5 %)."""
         return None if self.paired is None else self.paired.change
 
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Return the interval that holds the real gain in 9 of 10 cases."""
-        return None if self.paired is None else (self.paired.low, self.paired.high)
-
 
 @dataclass(frozen=True)
 class Advice:

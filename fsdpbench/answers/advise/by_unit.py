@@ -18,7 +18,6 @@ from fsdpbench.base.settings.values import joined, spread
 from fsdpbench.script.variations.sharding import Variation
 from fsdpbench.sweep.trials import Trial
 
-_ALL = "blocks_by_unit"  # what a script shall call its blocks, if they are in several lists
 _CHECKPOINT = "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
 
 _Simulate = Callable[[Sequence[Config]], list[Trial]]
@@ -89,8 +88,8 @@ def written(seen: Mapping[str, Any], variation: str) -> Candidate:
     calls, blocks = seen["sharding"], f"{{0}}.{paths[0]}.children()"
     before, after, imports = [], [], []
     if len(paths) > 1:
-        blocks, loops = _ALL, f"path in {tuple(paths)} for block in {{0}}.get_submodule(path).children()"
-        before.append(f"{_ALL} = [block for {loops}]")
+        blocks, holder = "blocks_by_unit", "{0}.get_submodule(path)"
+        before.append(f"{blocks} = [block for path in {(*paths,)} for block in {holder}.children()]")
     if recomputed:
         before += [f"for block in {_of(blocks, recomputed)}:\n    block.forward = {_CHECKPOINT}"]
         imports = ["import functools", "import torch.utils.checkpoint"]

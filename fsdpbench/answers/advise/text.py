@@ -93,9 +93,9 @@ def _numbered(number: int, each: Tried) -> Iterator[str]:
 
 def gain_words(each: Tried) -> str:
     """`12.3 % faster [6, 19]`."""
-    if each.gain is None or each.interval is None:
+    if each.gain is None or each.paired is None:
         return "not simulated"
-    low, high = (100 * bound for bound in each.interval)
+    low, high = 100 * each.paired.low, 100 * each.paired.high
     if abs(each.gain) < _NOTHING:
         return f"as fast [{low:.0f}, {high:.0f}]"
     text = f"{100 * abs(each.gain):.1f} % {'faster' if each.gain >= 0 else 'slower'}"
@@ -122,7 +122,7 @@ def entry(each: Tried) -> dict[str, object]:
         "gain": each.gain,
         "gain_at_most": candidate.most,
         "memory_saved": each.saves,
-        "interval": None if each.interval is None else list(each.interval),
+        "interval": each.paired and [each.paired.low, each.paired.high],
         "status": each.trial.status.value,
         "cause": each.trial.cause,
         "step_time_s": each.trial.step_time_s,

@@ -83,8 +83,9 @@ def test_a_fault_comes_first_and_then_the_largest_gain(
     found = advised(monkeypatch, config, {"waits": [WAIT]}, {"keep": 0.8, "prefetch": 0.99})
     assert names(found.advice) == ["no-waits", "keep"]
     assert found.advice[1].gain == pytest.approx(0.25)
-    low, high = found.advice[1].interval or (0, 0)
-    assert low < 0.25 < high
+    pair = found.advice[1].paired
+    assert pair is not None
+    assert pair.low < 0.25 < pair.high
     assert "prefetch" in names(found.nothing)
     told = describe_advice(found)
     assert " 2. 25.0 % faster [" in told

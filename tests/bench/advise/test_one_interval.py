@@ -68,9 +68,8 @@ def of_advice(monkeypatch: pytest.MonkeyPatch, one: Trial, other: Trial) -> Inte
     advice = advise_script(other.config, result, 1, lambda line: None)
     every = (*advice.advice, *advice.possible, *advice.no_effect, *advice.nothing)
     found = next(each for each in every if each.candidate.variation == "keep")
-    assert found.gain is not None
-    assert found.interval is not None
-    return found.gain, *found.interval
+    assert found.paired is not None
+    return found.paired.change, found.paired.low, found.paired.high
 
 
 def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, several: Sequence[Settings]) -> None:
