@@ -57,9 +57,21 @@ _WEIGHTS = """for number, each in enumerate(model.parameters(), 1):
 """
 
 
+_SAVED = {"loss = F": "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n        loss = F"}
+"""A script that saves on the host what is saved for backward."""
+_STAGES = {
+    "self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))": "self.stages = nn.ModuleList(nn.ModuleDict("
+    '{"blocks": nn.ModuleList(Block() for _ in range(LAYERS // 2))}) for _ in range(2))',
+    "for block in self.blocks": 'for block in [each for stage in self.stages for each in stage["blocks"]]',
+    "for block in model.blocks": 'for block in [each for stage in model.stages for each in stage["blocks"]]',
+}
+"""A script whose blocks are in stages."""
+_CHANGED = {"functions": _FUNCTIONS, "saved": _SAVED, "stages": _STAGES}
+
+
 def text(style: str, size: str = "8, 2048, 2048, 8") -> str:
-    found = script("fsdp2" if style == "functions" else style)
-    for old, new in _FUNCTIONS.items() if style == "functions" else ():
+    found = script("fsdp2" if style in _CHANGED else style)
+    for old, new in _CHANGED.get(style, {}).items():
         assert old in found
         found = found.replace(old, new)
     return found.replace("8, 2048, 2048, 8", size)
@@ -72,7 +84,8 @@ def diff_for(found: Candidate, folder: Path) -> str:
 
 STYLES = {
     "fsdp2": f"{RESHARDED}@blocks", "checkpoint": f"{RESHARDED}@blocks", "functions": f"{RESHARDED}@blocks",
-    "fsdp1": f"{MIXED}@blocks",
+    "fsdp1": f"{MIXED}@blocks", "saved": f"{RESHARDED}@blocks",
+    "stages": f"{RESHARDED}@stages.0.blocks@stages.1.blocks",
 }  # fmt: skip
 
 
@@ -136,6 +149,29 @@ def test_a_framework_that_wraps_gets_code_to_paste(tmp_path: Path) -> None:
     compile(found.write.partition("\n")[2], "pasted", "exec")
     assert "[*model.model.layers.children()][:3]:" in found.write
     assert "block.set_reshard_after_forward(number < 6)" in found.write
+
+
+def test_blocks_of_several_lists_are_named_once(tmp_path: Path) -> None:
+    source = "fully_shard(model)\nwith save_on_cpu():\n    loss = model(x)\n"
+    (tmp_path / "train.py").write_text(source)
+    call = {
+        "file": str(tmp_path / "train.py"),
+        "line": 1,
+        "span": [1, 1, 0, 18],
+        "text": "",
+        "api": "fully_shard",
+    }
+    saved = {**call, "line": 2, "span": [2, 2, 5, 18], "text": "with save_on_cpu():"}
+    seen = {"sharding": [call], "model": {}, "checkpointing": None, "saved_on_host": saved}
+    found = diff_for(written(seen, f"{RESHARDED}@encoder.layers@decoder.layers"), tmp_path)
+    lists = (
+        "for path in ('encoder.layers', 'decoder.layers') for block in model.get_submodule(path).children()"
+    )
+    assert f"+blocks_by_unit = [block {lists}]" in found
+    assert found.count("get_submodule") == 1
+    assert "+with contextlib.nullcontext():" in found
+    elsewhere = written({**seen, "saved_on_host": {**saved, "text": "model(x)"}}, f"{RESHARDED}@layers")
+    assert elsewhere.edits == "save_on_cpu, which would copy too, is called elsewhere"
 
 
 def machine(config: Config) -> Trial:
