@@ -60,8 +60,8 @@ _WEIGHTS = """for number, each in enumerate(model.parameters(), 1):
 _SAVED = {"loss = F": "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n        loss = F"}
 """A script that saves on the host what is saved for backward."""
 _STAGES = {
-    "self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))": "self.stages = nn.ModuleList(nn.ModuleDict("
-    '{"blocks": nn.ModuleList(Block() for _ in range(LAYERS // 2))}) for _ in range(2))',
+    "self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))": "self.stages = nn.ModuleList("
+    'nn.ModuleDict({"blocks": nn.ModuleList(Block() for _ in range(LAYERS // 2))}) for _ in range(2))',
     "for block in self.blocks": 'for block in [each for stage in self.stages for each in stage["blocks"]]',
     "for block in model.blocks": 'for block in [each for stage in model.stages for each in stage["blocks"]]',
 }
