@@ -100,7 +100,7 @@ class Steps:
             self._slow.append(self._accelerator.timeline.record(self._accelerator.stream))
         else:
             (self._end_timed_step if self._trace is None else self._end_traced_step)()
-            self.work = self._accelerator.timeline.take_launched()
+            self.work = self._simulation.take_launched()
         last = self.count >= self.wanted
         if last and not self._slow and self.slows_link and self._simulation.slow_host_link(self.work):
             self._slow = [self._accelerator.timeline.record(self._accelerator.stream)]

@@ -216,6 +216,12 @@ class Simulation:
     def on_out_of_memory(self, callback: Callable[[str], None] | None) -> None:
         self.accelerator.on_out_of_memory = callback
 
+    def take_launched(self) -> dict[str, float]:
+        """Return seconds of kernels and of copies over the host link since the last call, each alone."""
+        timeline = self.accelerator.timeline
+        (kernels, _, copies), timeline.launched_ns = timeline.launched_ns, [0, 0, 0]
+        return {"kernels": kernels / 1e9, "host_copies": copies / 1e9}
+
     def slow_host_link(self, work: Mapping[str, float]) -> bool:
         """Let copies over the host link take twice as long from now on, on a device with room for anything
         (that memory is out says nothing of the link). Return False where a step's `work` has few copies."""

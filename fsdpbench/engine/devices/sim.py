@@ -197,14 +197,14 @@ class SimDevice(Tells):
             simulation.drain()
         start, retries = simulation.cpu_ns(), _retries()
         simulation.accelerator.python.begin_step()
-        simulation.accelerator.timeline.take_launched()
+        simulation.take_launched()
         if self._graph is None:
             step()
         else:
             self._graph.run(step)
         simulation.accelerator.python.end_step()
         simulation.drain()
-        self._idle_at, self._work = simulation.cpu_ns(), simulation.accelerator.timeline.take_launched()
+        self._idle_at, self._work = simulation.cpu_ns(), simulation.take_launched()
         self._retried.append(_retries() > retries)
         return (self._idle_at - start) / 1e9
 

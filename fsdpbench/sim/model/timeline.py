@@ -133,7 +133,7 @@ class Timeline:
         self._contention = contention or Contention()
         self._queues: list[_Queue] = []
         self._next_change = NEVER
-        self._launched_ns = [0, 0, 0]
+        self.launched_ns = [0, 0, 0]  # of each kind that takes time, alone
         # Number of streams that run each kind of work now, the traffic of their collectives, and the
         # slow-down of computation (thousandths) that follows from it.
         self._active = [0, 0, 0]
@@ -156,14 +156,9 @@ class Timeline:
         if len(queue.items) >= self.queue_depth:
             self.wait_for_room(stream)
         queue.items.append((work, self.cpu, duration_ns, payload, traffic))
-        self._launched_ns[work] += duration_ns
+        self.launched_ns[work] += duration_ns
         if queue.running is None and len(queue.items) == 1:
             self._reach_head(queue)
-
-    def take_launched(self) -> dict[str, float]:
-        """Return seconds of kernels and of copies over the host link since the last call, each alone."""
-        (kernels, _, copies), self._launched_ns = self._launched_ns, [0, 0, 0]
-        return {"kernels": kernels / 1e9, "host_copies": copies / 1e9}
 
     def record(self, stream: int) -> Marker:
         """Mark the point that the stream reaches when all work queued so far is done."""
