@@ -259,7 +259,7 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
         kind = steps.flops[-1].main_type
         record.peak_flops = None if kind is None else device.peak_flops(kind)
     record.script = {
-        "steps": steps.count,
+        "steps": steps.count - ("slow_link_step" in steps.work),
         "flops": "matrix products, attention and convolutions, counted as they were launched",
         "notes": steps.notes + compile_notes(record.compilation or {}),
     }

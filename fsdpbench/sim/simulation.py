@@ -225,7 +225,7 @@ class Simulation:
     def slow_host_link(self, work: Mapping[str, float]) -> bool:
         """Let copies over the host link take twice as long from now on, on a device with room for anything
         (that memory is out says nothing of the link). Return False where a step's `work` has few copies."""
-        if work["host_copies"] < 0.01 * work["kernels"]:
+        if work["host_copies"] < 0.03 * work["kernels"]:
             return False
         accelerator, alone_ns = self.accelerator, self.accelerator.host_link_ns
         accelerator.host_link_ns = lambda nbytes: 2 * alone_ns(nbytes)
