@@ -1,4 +1,5 @@
-"""Fits how far the difference of two predicted steps may be off: `UNSHARED` of reports/pages/ranking.py.
+"""Fits how far the difference of two predicted steps may be off: `UNSHARED` of reports/pages/ranking.py, and
+`APART`, where no more is known of it, of fsdpbench/engine/results/residuals/widths.py.
 
     python ci/measure_differences.py
 
@@ -21,14 +22,51 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fsdpbench.engine.results.residuals.widths import (
+    AS_IT_WAS,
     LEVEL,
+    Condition,
     Quantity,
     Residual,
+    Unknown,
+    Width,
     read_table,
     widening,
-    width_of_run,
+    width_of,
 )
 from fsdpbench.reports.pages.ranking import error_of_pair
+
+
+def width_of_run(row: Residual) -> Width:
+    """Return the width that the step time of a published run would have if its source had not been used."""
+    aspects = {
+        Unknown.CHIP: row.condition is Condition.NEW_CHIP,
+        Unknown.NETWORK: row.network == "not stated" and row.nodes > 1,
+        Unknown.MEMORY: row.retries > 0,
+    }
+    unknown = [aspect for aspect, is_so in aspects.items() if is_so]
+    width = width_of(Quantity.TIME, unknown, row.compiled, without=row.source)
+    return width.with_network(row.network_share, row.gpus)
+
+
+def difference_quantile(rows: Sequence[Residual], level: float = LEVEL) -> float:
+    """Return the `level` quantile of differences between residuals of one model's runs, every model of a
+    source and chip weighted equally; 0 if no model has two runs."""
+    groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME and not row.retries:
+            groups[(row.source, row.chip, row.model, row.software)].append(row.log_ratio)
+    gaps = [
+        (abs(a - b), len(found) * (len(found) - 1) / 2)
+        for found in groups.values()
+        for a, b in itertools.combinations(found, 2)
+    ]
+    total = sum(1 / pairs for _, pairs in gaps)
+    reached = 0.0
+    for gap, pairs in sorted(gaps):
+        reached += 1 / pairs
+        if reached >= level * total - 1e-9:
+            return gap
+    return 0.0
 
 
 class Pair(NamedTuple):
@@ -43,7 +81,7 @@ def pairs_of(rows: Sequence[Residual]) -> list[Pair]:
     """Return the pairs among published runs, predicted as they were."""
     groups: dict[tuple[object, ...], list[Residual]] = defaultdict(list)
     for row in rows:
-        if row.as_it_was and row.quantity is Quantity.TIME and not row.retries:
+        if row.condition in AS_IT_WAS and row.quantity is Quantity.TIME and not row.retries:
             groups[row.source, row.chip, row.model, row.software, row.gpus, row.unit].append(row)
     return [_pair(*pair) for found in groups.values() for pair in itertools.combinations(found, 2)]
 
@@ -90,6 +128,7 @@ def main() -> None:
     print(f"{by_source:.1%} where sources count alike")
     half = statistics.median(least + pair.width for pair in pairs)
     print(f"fitted to all: {least:.2%}; median half width {half:.1%}")
+    print(f"where no more is known: {difference_quantile(read_table()):.4f}")
     for constant in (0.001, least):
         inside = [pair.gap <= constant + pair.width for pair in pairs]
         print(f"with {constant:.2%} all of them: {statistics.fmean(inside):.1%} inside")

@@ -22,11 +22,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from measure_differences import width_of_run
 from residual_rows import residuals_of, under, write_table
 
 from fsdpbench.cli.terminal.progress import make_progress
-from fsdpbench.engine.results.residuals.intervals import apart
 from fsdpbench.engine.results.residuals.widths import (
+    APART,
+    AS_IT_WAS,
     Condition,
     Quantity,
     Residual,
@@ -34,7 +36,6 @@ from fsdpbench.engine.results.residuals.widths import (
     Width,
     read_table,
     width_of,
-    width_of_run,
 )
 from fsdpbench.lab.validation.paper_network import predict
 from fsdpbench.lab.validation.runs.case import Case, known_cases
@@ -118,14 +119,14 @@ def widths() -> str:
     shares = {share: width_of(Quantity.TIME, ()).with_network(share, 8) for share in (0.3, 0.5, 0.6, 0.9)}
     longer = [f"{share}: {width.around(1.0)[1]:.2f}" for share, width in shares.items()]
     lines += ["", f"Network not measured, times as long by share of collectives: {', '.join(longer)}."]
-    return "\n".join([*lines, "", f"Distinguished from {math.expm1(apart()):.1%} on.", ""])
+    return "\n".join([*lines, "", f"Distinguished from {math.expm1(APART):.1%} on.", ""])
 
 
 def coverage() -> str:
     """Runs as they were, inside their interval with their source held out, by source."""
     groups: dict[tuple[bool, str], list[tuple[float, Width]]] = defaultdict(list)
     for row in read_table():
-        if row.as_it_was and row.quantity is Quantity.TIME:
+        if row.condition in AS_IT_WAS and row.quantity is Quantity.TIME:
             groups[row.fitted, row.source].append((row.log_ratio, width_of_run(row)))
     lines = [
         "| source | runs | mean error | worst | bias | inside, source held out | median half width |",

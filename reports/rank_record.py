@@ -17,8 +17,8 @@ OPTIONAL = (
     "graph", "buffer_rows", "unread_settings", "network_share",
 )  # fmt: skip
 """Fields that a record has only where there is something to say; its result has them too."""
-_REAL_TIME = ("loader",)
-"""Likewise; it is measured in real time, and is in the result's `bench`."""
+_REAL_TIME = ("loader", "step_work")
+"""Likewise; the first is measured in real time, and is in the result's `bench`, the other in its interval."""
 
 
 @dataclass
@@ -73,6 +73,10 @@ class RankRecord:
     """Settings that were given and that the system never read: they had no effect."""
     network_share: float | None = None
     """Simulated GPUs of several nodes: durations of collectives between them, alone, over the steps' time."""
+
+    step_work: dict[str, float] | None = None
+    """Simulated GPUs, seconds of a step: `kernels` and `host_copies` (over the host link), alone and added
+    up, and `slow_link_step`, the step if that link takes twice as long; absent where that was not tried."""
 
     def add_sanitizer(self, found: JsonObject | None) -> None:
         """Take the sanitizer's findings, if it ran; a run that is fine otherwise ends with `race`."""

@@ -114,7 +114,9 @@ class Interval(msgspec.Struct, frozen=True):
     """The intervals that hold simulated figures in a share `level` of cases, each as [low, high].
 
     `because`: what makes it wider than that of known runs. `risky`: memory fits only inside its error, or the
-    allocator retries. `apart`: step times nearer than this share cannot be distinguished.
+    allocator retries. Of differences: `apart`, below which no two steps are distinguished, a share; `shared`,
+    half widths without what settings of no published run make unknown, and with it; `link`, |ln| of how much
+    shorter and longer the step may be for the link to the host; `work`, the share of the step in kernels.
     """
 
     level: float
@@ -126,6 +128,9 @@ class Interval(msgspec.Struct, frozen=True):
     because: list[str] = []
     runs: int = 0
     apart: float = 0.0
+    shared: tuple[float, float] | None = None
+    link: tuple[float, float] = (0.0, 0.0)
+    work: float | None = None
 
     @property
     def half_width(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fsdpbench.engine.results.residuals.widths import Residual, read_table
+from fsdpbench.engine.results.residuals.widths import AS_IT_WAS, Residual, read_table
 
 
 def runs_table() -> str:
@@ -12,7 +12,7 @@ def runs_table() -> str:
     head = (
         "\n| source | chip | run | figure | published | simulated | error |\n|---|---|---|---|--:|--:|--:|\n"
     )
-    return head + "".join(_row(row) for row in read_table() if row.as_it_was)
+    return head + "".join(_row(row) for row in read_table() if row.condition in AS_IT_WAS)
 
 
 def _row(row: Residual) -> str:

@@ -115,6 +115,8 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     record.losses = [v for v in values if v is not None] or None
     _note_program(config, device, loop, record)
     record.graph = getattr(device, "graph", None)
+    if hasattr(device, "step_work"):  # last: the step that it may run is none of those that are measured
+        record.step_work = device.step_work(loop.step)
 
 
 def _note_program(config: Config, device: Device, loop: TrainingLoop, record: RankRecord) -> None:

@@ -27,7 +27,7 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.numbers import finite_number
 from fsdpbench.base.settings import show_value
-from fsdpbench.engine.results.residuals.intervals import apart
+from fsdpbench.engine.results.residuals.widths import APART
 from fsdpbench.lab.calibrate.from_results.fit import BETWEEN_NODES, Factor, ScaledProfile
 from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.sweep.trials import Trial, run_in, thrown_away
@@ -245,13 +245,13 @@ def _of_settings(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
             shown, assumed = show_value(value), show_value(getattr(config.settings, name))
             words = f"{name}={shown} where {assumed} was assumed"
             look_at = f"the program's own settings: does it run with {name}={shown}?"
-            distance = _SETTING_DISTANCE + abs(math.log(step / found.measured_s)) / apart()
+            distance = _SETTING_DISTANCE + abs(math.log(step / found.measured_s)) / APART
             causes.append(Cause(name, words, look_at, None, step, distance))
     return causes
 
 
 def _alike(one: float, other: float) -> bool:
-    return abs(math.log(one / other)) <= apart()
+    return abs(math.log(one / other)) <= APART
 
 
 def lines(found: Expectation) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +68,29 @@ def blocks_of(model: nn.Module) -> Blocks | None:
         if 2 * size > total and (best is None or size > best[0]):
             best = size, Blocks(path, found, len(found) == sum(kinds.values()))
     return None if best is None else best[1]
+
+
+def stacks_of(model: nn.Module) -> dict[str, int]:
+    """Return the number of blocks in each list of a model, by its path, that holds units alone which no other
+    is around; nothing where these have not more than half of the parameters."""
+    held: dict[str, list[nn.Module]] = {}
+    inside = {model}
+    for name, module in model.named_modules():
+        if is_unit(module) and module not in inside:
+            inside.update(module.modules())
+            held.setdefault(plain_name(name).rpartition(".")[0], []).append(module)
+    stacks = {path: each for path, each in held.items() if path and stacked(model, [path]) == (*each,)}
+    blocks = [block for each in stacks.values() for block in each]
+    has_most = 2 * sum(map(_size, blocks)) > _size(model)
+    return {path: len(each) for path, each in stacks.items()} if has_most and len(blocks) > 1 else {}
+
+
+def stacked(model: nn.Module, paths: Sequence[str]) -> tuple[nn.Module, ...]:
+    """Return what these lists of a model, or of a part of it, hold; nothing where they are not there."""
+    for part in model.modules():
+        with contextlib.suppress(AttributeError):
+            return tuple(block for path in paths for block in part.get_submodule(path).children())
+    return ()
 
 
 def has_units(module: nn.Module) -> bool:

@@ -88,6 +88,7 @@ class _Run:
             self.recorder = start_recording(self.simulation, folder, rank_0, self.own_files)
         trace, to_the_end = trace_path(folder, placement.rank), self.source.to_the_end
         self.steps = Steps(self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end)
+        self.steps.slows_link &= not self.source.check_ranks  # whose steps are counted
         self._ends: list[float] = []
         self.device.on_out_of_memory(self._out_of_memory)
         self.optimizers = Optimizers(self.own_files)
@@ -244,7 +245,7 @@ def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisio
 def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
     record.step_times_s = steps.step_times_s
     record.warmup_times_s = steps.warmup_times_s
-    record.network_share = device.network_share
+    record.network_share, record.step_work = device.network_share, steps.work
     record.warmup_stable = bool(steps.memory) and not steps.retried
     record.profiler_step_times_s = steps.traced_times_s
     record.memory_per_step = [asdict(memory) for memory in steps.memory] or None
@@ -258,7 +259,7 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
         kind = steps.flops[-1].main_type
         record.peak_flops = None if kind is None else device.peak_flops(kind)
     record.script = {
-        "steps": steps.count,
+        "steps": steps.count - ("slow_link_step" in steps.work),
         "flops": "matrix products, attention and convolutions, counted as they were launched",
         "notes": steps.notes + compile_notes(record.compilation or {}),
     }

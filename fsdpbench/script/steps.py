@@ -68,12 +68,15 @@ class Steps:
         self._most_timed = max(measurement.most_timed_steps, measurement.timed_steps)
         self._take_memory = take_memory
         self._to_the_end = to_the_end
+        self.slows_link = not to_the_end  # in one more step, for `RankRecord.step_work`
         self._stretches: list[list[Marker]] = [[]]  # a mark where each untraced step begins or ends
         self._trace: SimulatedTrace | None = None
         self._traced_until = 0
         self._done = False
         self._began: Marker | None = None
         self._first: tuple[StepMemory, Flops] | None = None
+        self.work: dict[str, float] = {}  # RankRecord.step_work
+        self._slow: list[Marker] = []
 
     # --------------------------------------------------------------------------------------- the script runs
 
@@ -93,11 +96,15 @@ class Steps:
             return
         self._accelerator.python.end_step()
         self._collect_garbage()
-        if self._trace is not None:
-            self._end_traced_step()
+        if self._slow:
+            self._slow.append(self._accelerator.timeline.record(self._accelerator.stream))
         else:
-            self._end_timed_step()
-        if self.count >= self.wanted:
+            (self._end_timed_step if self._trace is None else self._end_traced_step)()
+            self.work = self._simulation.take_launched()
+        last = self.count >= self.wanted
+        if last and not self._slow and self.slows_link and self._simulation.slow_host_link(self.work):
+            self._slow = [self._accelerator.timeline.record(self._accelerator.stream)]
+        elif last:
             self._done = True
             if not self._to_the_end:
                 raise MeasuredAllError
@@ -159,6 +166,8 @@ class Steps:
         self._accelerator.python.end_step()
         self._close_trace()
         self._accelerator.timeline.drain()
+        for begin, end in pairwise(self._slow):
+            self.work["slow_link_step"] = (end.time - begin.time) / 1e9
         if self.count == 1 and self._first is not None:
             self.memory, self.flops = [self._first[0]], [self._first[1]]
 

@@ -216,6 +216,22 @@ class Simulation:
     def on_out_of_memory(self, callback: Callable[[str], None] | None) -> None:
         self.accelerator.on_out_of_memory = callback
 
+    def take_launched(self) -> dict[str, float]:
+        """Return seconds of kernels and of copies over the host link since the last call, each alone."""
+        timeline = self.accelerator.timeline
+        (kernels, _, copies), timeline.launched_ns = timeline.launched_ns, [0, 0, 0]
+        return {"kernels": kernels / 1e9, "host_copies": copies / 1e9}
+
+    def slow_host_link(self, work: Mapping[str, float]) -> bool:
+        """Let copies over the host link take twice as long from now on, on a device with room for anything
+        (that memory is out says nothing of the link). Return False where a step's `work` has few copies."""
+        if work["host_copies"] < 0.03 * work["kernels"]:
+            return False
+        accelerator, alone_ns = self.accelerator, self.accelerator.host_link_ns
+        accelerator.host_link_ns = lambda nbytes: 2 * alone_ns(nbytes)
+        accelerator.allocator.device.capacity_bytes *= 64
+        return True
+
     def drain(self) -> None:
         """Block the simulated CPU as `synchronize` does, for a measurement: it orders nothing."""
         drain()

@@ -31,7 +31,7 @@ from fsdpbench.engine.devices.detection import profile_of_this_machine
 from fsdpbench.engine.results.machine_state import available_memory
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import Status
-from fsdpbench.reports.pages.ranking import shared_ranks
+from fsdpbench.reports.pages.ranking import cost_of, shared_ranks
 from fsdpbench.reports.result import Result
 from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
 from fsdpbench.sweep.planning import make_config, workload_named
@@ -96,10 +96,8 @@ class Forecast:
     @property
     def ranks(self) -> list[int | None]:
         """The rank of each prediction by throughput; those that cannot be distinguished share one."""
-        return shared_ranks(
-            [each.throughput if each.fits else None for each in self.predictions],
-            [each.interval["apart"] if each.interval else 0.0 for each in self.predictions],
-        )
+        speeds = ((each.throughput if each.fits else None, each.interval) for each in self.predictions)
+        return shared_ranks([cost_of(speed, interval) if speed else None for speed, interval in speeds])
 
 
 def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -> Forecast:

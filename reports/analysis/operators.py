@@ -233,7 +233,7 @@ def _convolution(name: str, call: OperatorCall) -> tuple[int | None, int | None]
         products = ways * 2 * prod(result) * prod(weight[1:])
         return products, prod(result) + 2 * (prod(image) + prod(weight))
     image, weight = call.sizes[:2]
-    stride, padding, dilation = (_numbers(call.values[place]) for place in (3, 4, 5))
+    stride, padding, dilation = (tuple(map(int, re.findall(r"\d+", call.values[at]))) for at in (3, 4, 5))
     if call.values[6] != "False" or len(image) < 3 or len(image) != len(weight):
         return None, None
     spatial = len(image) - 2
@@ -288,10 +288,6 @@ def _one_pass(name: str, call: OperatorCall) -> int | None:
     return (read[-1] if name == "copy_" else sum(read)) + (
         0 if name in OPERATORS["reductions"] else max(whole)
     )
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.strip("[] ").split(",") if word.strip())
 
 
 _BY_TYPE = frozenset((*OPERATORS["passes"], *OPERATORS["reductions"]))

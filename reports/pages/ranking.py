@@ -6,16 +6,19 @@ Configurations that did not finish stand below in a fixed order of status: the t
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from fsdpbench.reports.figures import FIGURES, Figure
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import NOTHING, in_table, phrase, setting, signed_percent, varying
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
+from fsdpbench.reports.result import Interval
 
 _ORDER = tuple(Status)
 _COMPILE = "compile"
@@ -115,8 +118,9 @@ def rank(view: RunView) -> list[Ranked]:
     rows = sorted(view.configurations, key=order)
     best = metric.of(rows[0]) if rows else None
     speeds = [metric.of(row) for row in rows]
-    costs = [_cost(row, speed) for row, speed in zip(rows, speeds, strict=True)]
-    ranks = _groups([cost for cost, speed in zip(costs, speeds, strict=True) if speed])
+    ranks = shared_ranks(
+        [_cost(row, speed) if speed else None for row, speed in zip(rows, speeds, strict=True)]
+    )
     return [
         Ranked(place, row, speed, speed / best, ranks[place - 1])
         if speed and best
@@ -126,88 +130,97 @@ def rank(view: RunView) -> list[Ranked]:
 
 
 # Two simulated configurations of one sweep share most of their errors: what both do alike makes neither of
-# them faster. Their difference is as uncertain as the work and the waits that only one of them has.
+# them faster. Their difference is as uncertain as the work and the waits that only one of them has, also for
+# settings of no published run. Both have one link to the host: its error is the difference of its effects.
 
 UNSHARED = 0.019
 """What no two steps share of their errors, from published pairs (`ci/measure_differences.py`)."""
-_MEASURED = -1.0
 
 
-def error_of_pair(halves: tuple[float, float], moved: float, least: float = UNSHARED) -> float:
+def error_of_pair(
+    halves: tuple[float, float], moved: float, least: float = UNSHARED, own: float | None = None
+) -> float:
     """Return the half width of ln(ratio) of two steps with such widths, of which `moved`, as a share of the
-    shorter, is not shared."""
-    return least + abs(halves[0] - halves[1]) + min(halves) * moved
+    shorter, is not shared; `own`: the width of that, if it is not the lesser one."""
+    return least + abs(halves[0] - halves[1]) + (min(halves) if own is None else own) * moved
 
 
-Cost = tuple[float, float, float, float, float, float]
-"""Of a unit of work: its time, of it busy and waiting (NaN if not traced), the interval's half width, the
-share by which any two steps must differ, and a number for what makes it wide. Measured: its spread."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A unit of work: its time, and that of its kernels in it (NaN: not known).
+
+    `halves`: the interval's half widths, or the spread of measured runs; `link` and `apart` are `Interval`'s.
+    `because`: what makes it wide; None: measured.
+    """
+
+    time: float
+    work: float
+    halves: tuple[float, float]
+    link: tuple[float, float] = (0.0, 0.0)
+    apart: float = 0.0
+    because: frozenset[str] | None = None
 
 
-def _cost(row: Configuration, speed: float | None) -> Cost:
-    if not speed or row.result.interval is None:
-        runs = row.result.repeats or row.result.measured
-        spread = (runs.spread if runs else None) or 0.0
-        return (1 / speed if speed else math.nan, 0.0, 0.0, spread, 0.0, _MEASURED)
-    parts, each = row.result.time_s, 1 / speed
-    busy = parts.compute_only + parts.overlapped if parts else 0.0
-    waiting = parts.exposed_communication + parts.idle if parts else 0.0
-    share = busy / (busy + waiting) if busy + waiting > 0 else math.nan
-    interval = row.result.interval
-    reasons = float(hash(frozenset(interval.because)))
-    return (each, each * share, each * (1 - share), interval.half_width, interval.apart, reasons)
+def cost_of(speed: float, interval: Interval | Mapping[str, Any] | None, spread: float = 0.0) -> Cost:
+    """Return what a unit of work costs at such a speed, above 0. `spread`: of measured runs."""
+    if interval is None:
+        return Cost(1 / speed, 0.0, (spread, spread))
+    known = msgspec.convert(interval, Interval)
+    halves = known.shared or (known.half_width, known.half_width)
+    work = math.nan if known.work is None else known.work
+    return Cost(1 / speed, work / speed, halves, known.link, known.apart, frozenset(known.because))
 
 
-def _paired(one: Cost, other: Cost) -> Paired:
-    """Return the throughput of `one` against that of `other`."""
-    if _MEASURED in (one[5], other[5]):
-        error = one[3] + other[3]
+def pair(one: Cost, other: Cost) -> Paired:
+    """Return the throughput of `one` against that of `other`: the answer of every command and page."""
+    if None in (one.because, other.because):
+        error = one.halves[1] + other.halves[1]
     else:
-        moved = (abs(one[1] - other[1]) + abs(one[2] - other[2])) / min(one[0], other[0])
-        error = error_of_pair((one[3], other[3]), moved)
-        if one[5] != other[5] or math.isnan(error):  # what is unknown of one of them alone is not shared
-            error = max(math.log1p(max(one[4], other[4])), error)
-    log = math.log(other[0] / one[0])
-    return Paired(math.expm1(log), math.expm1(log - error), math.expm1(log + error))
+        waits = one.time - one.work, other.time - other.work
+        moved = (abs(one.work - other.work) + abs(waits[0] - waits[1])) / min(one.time, other.time)
+        alike, least = one.because == other.because, math.log1p(max(one.apart, other.apart))
+        own = (min if alike else max)(one.halves[1], other.halves[1])
+        error = error_of_pair((one.halves[0], other.halves[0]), moved, own=own)
+        if not alike or math.isnan(error):
+            error = max(least, error)
+    log = math.log(other.time / one.time)
+    # Of a slower link, and of a faster one.
+    shifts = 0.0, other.link[1] - one.link[1], one.link[0] - other.link[0]
+    low, high = math.hypot(error, min(shifts)), math.hypot(error, max(shifts))
+    return Paired(math.expm1(log), math.expm1(log - low), math.expm1(log + high))
+
+
+def _cost(row: Configuration, speed: float) -> Cost:
+    runs = row.result.repeats or row.result.measured
+    return cost_of(speed, row.result.interval, (runs.spread if runs else None) or 0.0)
 
 
 def paired(one: Ranked, other: Ranked) -> Paired:
     """Return the throughput of one row against another's; both have one."""
-    return _paired(_cost(one.row, one.throughput), _cost(other.row, other.throughput))
+    return pair(*(_cost(each.row, each.throughput or math.nan) for each in (one, other)))
 
 
-def _groups(costs: Sequence[Cost]) -> list[int]:
-    """Return the rank of each cost, which rise: 1 and as many as are surely faster. Of those for which the
-    same is unknown, one is as fast as the first of them that it cannot be distinguished from."""
-    ranks: list[int] = []
-    alike: dict[float, list[Cost]] = defaultdict(list)
-    first: dict[float, int] = {}
-    for cost in costs:
-        own, kind = alike[cost[5]], cost[5]
-        own.append(cost)
-        if kind not in first or not cost[3] or _paired(cost, own[first[kind]]).is_clear:
-            first[kind] = len(own) - 1
-        others = (
-            bisect.bisect_left(each, cost[0] / (1 + max(cost[4], each[0][4])), key=lambda other: other[0])
-            for other, each in alike.items()
-            if other != kind
-        )
-        ranks.append(1 + first[kind] + sum(others))
-    return ranks
-
-
-def shared_ranks(speeds: Sequence[float | None], apart: Sequence[float]) -> list[int | None]:
-    """Return the rank of each of `speeds`: 1 and as many as are surely faster; None without a speed.
-
-    `apart`: the share by which two speeds must differ to be distinguished, the larger one of the two; where
-    it is 0 (measured), equal speeds rank in their order.
-    """
-    known = [(speed, error) for speed, error in zip(speeds, apart, strict=True) if speed]
-    ranks: list[int | None] = []
-    for place, (speed, error) in enumerate(zip(speeds, apart, strict=True)):
-        ahead = sum(other > (speed or 0.0) * (1 + max(error, its)) for other, its in known)
-        ties = 0 if error else speeds[:place].count(speed)
-        ranks.append(1 + ahead + ties if speed else None)
+def shared_ranks(costs: Sequence[Cost | None]) -> list[int | None]:
+    """Return the rank of each cost, which rises with it: 1 and as many as are surely faster; None without
+    one. Of those for which the same is unknown, one is as fast as the first of them that it cannot be
+    distinguished from."""
+    ranks: list[int | None] = [None] * len(costs)
+    alike: dict[frozenset[str] | None, list[Cost]] = defaultdict(list)
+    nearest: dict[tuple[frozenset[str] | None, ...], int] = {}
+    last, known = 0, [(cost.time, place, cost) for place, cost in enumerate(costs) if cost is not None]
+    for _, place, cost in sorted(known, key=lambda each: each[:2]):
+        alike[cost.because].append(cost)
+        ahead, key = 0, cost.because
+        for kind, each in alike.items():
+            near = nearest.get((key, kind), 0)
+            if kind != key:
+                while near < len(each) and pair(cost, each[near]).is_clear:
+                    near += 1
+            elif not cost.halves[1] or pair(cost, each[near]).is_clear:
+                near = len(each) - 1
+            nearest[key, kind] = near
+            ahead += near
+        ranks[place] = last = max(last, 1 + ahead)
     return ranks
 
 

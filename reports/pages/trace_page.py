@@ -30,7 +30,11 @@ def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
         simulated=_simulated(ranks),
         facts=_facts(ranks),
         sentence=_sentence(ranks),
-        doubts=_doubts(ranks, names),
+        doubts=[
+            f"{name} is not to be trusted: {rank.warnings[0]}."
+            for name, rank in zip(names, ranks, strict=True)
+            if not rank.trusted and rank.warnings
+        ][:8],
         tiles=_tiles(ranks[0]) if ranks else [],
         chart=time_chart(ranks, names),
         findings=_findings(ranks),
@@ -85,14 +89,6 @@ def _sentence(ranks: Sequence[RankAnalysis]) -> str:
     same = all(rank.verdict and rank.verdict.sentence == first.verdict.sentence for rank in judged)
     place = "" if same else f"Rank {first.rank}: "
     return place + first.verdict.sentence
-
-
-def _doubts(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> list[str]:
-    return [
-        f"{name} is not to be trusted: {rank.warnings[0]}."
-        for name, rank in zip(names, ranks, strict=True)
-        if not rank.trusted and rank.warnings
-    ][:8]
 
 
 def _tiles(rank: RankAnalysis) -> list[dict[str, str]]:

@@ -341,10 +341,7 @@ def read_rope(keys: Keys, given: JsonObject) -> Rope:
         plain = int(value) if key == "truncate" and isinstance(value, bool) else value
         numbers[names[key]] = keys.as_number(key, plain, 0.0)
     if all(mscale) and "mscale" not in numbers:
-        over, under = (_yarn_scale(keys, numbers["factor"], each) for each in mscale)
+        log = math.log(max(numbers["factor"], 1.0))
+        over, under = (0.1 * keys.as_number("mscale", each, 0.0) * log + 1.0 for each in mscale)
         numbers["mscale"] = over / under
     return Rope.parse(str(Rope(str(kind), short=(), long=(), **numbers)))
-
-
-def _yarn_scale(keys: Keys, factor: float, scale: Any) -> float:
-    return 0.1 * keys.as_number("mscale", scale, 0.0) * math.log(max(factor, 1.0)) + 1.0

@@ -12,7 +12,7 @@ from fsdpbench.answers.advise.by_unit import by_unit
 from fsdpbench.answers.advise.candidates import Candidate, Kind, candidates, place_of
 from fsdpbench.answers.advise.edits import Edit, NoDiffError, diff_of
 from fsdpbench.base.configuration.config import Config, WhatIf
-from fsdpbench.engine.results.residuals.intervals import apart
+from fsdpbench.reports.pages.ranking import Paired, cost_of, pair
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import Trial, expected, simulate
 
@@ -37,11 +37,11 @@ _LONGEST_FIRST = "compile"
 
 @dataclass(frozen=True)
 class Tried:
-    """One candidate, simulated. gain: share by which training is faster (0.05: 5 %); None: it cannot run."""
+    """One candidate, simulated. paired: its throughput against the script's; None: it cannot run."""
 
     candidate: Candidate
     trial: Trial
-    gain: float | None
+    paired: Paired | None
     saves: float = 0.0
     """Share of the reserved memory that it leaves free; below 0, what it takes more."""
     more: int = 0
@@ -51,12 +51,9 @@ class Tried:
     """Why there is none."""
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """Return the interval that holds the real gain in 9 of 10 cases."""
-        if self.gain is None:
-            return None
-        factor = math.exp(apart())
-        return (1 + self.gain) / factor - 1, (1 + self.gain) * factor - 1
+    def gain(self) -> float | None:
+        """Return the share by which training is faster (0.05: 5 %)."""
+        return None if self.paired is None else self.paired.change
 
 
 @dataclass(frozen=True)
@@ -180,15 +177,23 @@ def _tried(candidate: Candidate, base: Trial, trial: Trial | None) -> Tried:
     return Tried(candidate, trial, _gain(candidate, base, trial), saves)
 
 
-def _gain(candidate: Candidate, base: Trial, trial: Trial) -> float | None:
-    if not trial.fits or not trial.step_time_s or not base.step_time_s:
+def _gain(candidate: Candidate, base: Trial, trial: Trial) -> Paired | None:
+    if not trial.fits:
         return None
     work = 1.0
     if candidate.changes_work:
         if not trial.flops or not base.flops or trial.flops < 1.5 * base.flops:
             return None  # what was doubled is no batch
         work = trial.flops / base.flops
-    return work * base.step_time_s / trial.step_time_s - 1
+    return _compared(trial, base, work)
+
+
+def _compared(one: Trial, other: Trial, work: float = 1.0) -> Paired | None:
+    """Return the throughput of `one`, whose step does `work` times as much, against that of `other`."""
+    if not one.step_time_s or not other.step_time_s:
+        return None
+    costs = cost_of(work / one.step_time_s, one.interval), cost_of(1 / other.step_time_s, other.interval)
+    return pair(*costs)
 
 
 def _sorted(tried: Sequence[Tried], base: Trial) -> Advice:
@@ -259,4 +264,4 @@ def _starving(
         f"DataLoader(..., num_workers={workers}{'' if loader['pin_memory'] else ', pin_memory=True'})",
         tuple(Edit(loader, "keyword", each) for each in (("num_workers", workers), ("pin_memory", "True"))),
     )
-    return [Tried(candidate, trials[1], slow / better - 1)]
+    return [Tried(candidate, trials[1], _compared(trials[1], trials[0]))]

@@ -6,13 +6,13 @@ The search is that of `tune --per-unit`, and each mix that it tries is a variati
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdpbench.answers.advise.candidates import Candidate, advice, not_recomputed, place_of
+from fsdpbench.answers.advise.candidates import Candidate, advice, not_recomputed, not_saved, place_of
 from fsdpbench.answers.advise.edits import Edit
 from fsdpbench.answers.tune import front
-from fsdpbench.answers.tune.per_unit import Family, Mix, Search, is_safe
+from fsdpbench.answers.tune.per_unit import Family, Mix, Search, alike, is_safe
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.settings.values import joined, spread
 from fsdpbench.script.variations.sharding import Variation
@@ -23,15 +23,19 @@ _CHECKPOINT = "functools.partial(torch.utils.checkpoint.checkpoint, block.forwar
 _Simulate = Callable[[Sequence[Config]], list[Trial]]
 
 
+@dataclass(frozen=True)
 class _Blocks(Family):
-    """Blocks of a script; selective recomputation of its operators cannot be chosen."""
+    """Blocks of a script, in the lists of `paths`; recomputation of some operators cannot be chosen."""
+
+    paths: tuple[str, ...] = ()
 
     def config(self, mix: Mix) -> Config:
         """Return the script with the variation of `mix`."""
         recomputed, moved = self.of_blocks(mix)
         kept = [True] * (self.units - mix.kept) + [False] * mix.kept
         each = [joined(part).replace("+", ",") for part in (recomputed, moved, kept) if part]
-        return replace(self.base, what_if=WhatIf(variation=f"{Variation.BY_UNIT}={'/'.join(each)}"))
+        value = "@".join(["/".join(each), *self.paths])
+        return replace(self.base, what_if=WhatIf(variation=f"{Variation.BY_UNIT}={value}"))
 
 
 def by_unit(
@@ -40,19 +44,21 @@ def by_unit(
     """Yield the fastest mix that surely fits, and its trial, where memory limits a script and one is faster
     than it, or it does not fit. `config`: of its variants; `trials`: of its variations."""
     seen = result["script"]["observed"]
-    calls, blocks = seen["sharding"], seen["model"].get("blocks")
+    calls, blocks, stacks = seen["sharding"], seen["model"].get("blocks"), seen["model"].get("stacks")
     # These are faster where memory suffices: if one does not fit, it limits the script.
-    tight = [trials[name] for name in ("no-checkpoint", "no-offload", "keep") if name in trials]
+    names = "no-checkpoint", "no-save-on-cpu", "no-offload", "keep"
+    tight = [trials[name] for name in names if name in trials]
     limited = base.retries or any(not each.fits or each.risky for each in (base, *tight))
-    if not calls or not blocks or not limited or seen["model"].get("unwrapped_root"):
+    if not calls or not (blocks or stacks) or not limited or seen["model"].get("unwrapped_root"):
         return
-    alone = seen["model"]["unit_classes"].get(blocks["class"]) == blocks["count"]
-    alone &= max(call.get("together", 1) for call in calls) == 1
+    alone = bool(stacks) and max(call.get("together", 1) for call in calls) == 1
+    stacks = stacks or {blocks["path"]: blocks["count"]}
+    kinds = alike(kind for kind, count in enumerate(stacks.values()) for _ in range(count))
     given = [call["arguments"] for call in calls]
     free = alone and calls[-1]["api"] == "fully_shard"
     free &= all(each.get("reshard_after_forward") in (None, True, False) for each in given)
     offloads = alone and not result.get("compiled") and not any(each["offload"] for each in given)
-    family = _Blocks(config, (0,) * blocks["count"], blocks["count"] if free else 0, offloads, False)
+    family = _Blocks(config, kinds, len(kinds) if free else 0, offloads, False, (*stacks,))
     ran: list[Trial] = []
 
     def judge(configs: Sequence[Config]) -> list[front.Candidate]:
@@ -75,13 +81,17 @@ def _judged(trial: Trial) -> front.Candidate:
 
 def written(seen: Mapping[str, Any], variation: str) -> Candidate:
     """Return the advice to write a variation into the script that was seen."""
-    each = [spread(part.replace(",", "+")) for part in variation.partition("=")[2].split("/")]
+    mix, *paths = variation.partition("=")[2].split("@")
+    each = [spread(part.replace(",", "+")) for part in mix.split("/")]
     recomputed = [place for place, how in enumerate(each[0]) if how == "full"]
     moved = [place for place, word in enumerate(each[1]) if word == "true"]
-    calls, blocks = seen["sharding"], f"{{0}}.{seen['model']['blocks']['path']}.children()"
+    calls, blocks = seen["sharding"], f"{{0}}.{paths[0]}.children()"
     before, after, imports = [], [], []
+    if len(paths) > 1:
+        blocks, holder = "blocks_by_unit", "{0}.get_submodule(path)"
+        before.append(f"{blocks} = [block for path in {(*paths,)} for block in {holder}.children()]")
     if recomputed:
-        before = [f"for block in {_of(blocks, recomputed)}:\n    block.forward = {_CHECKPOINT}"]
+        before += [f"for block in {_of(blocks, recomputed)}:\n    block.forward = {_CHECKPOINT}"]
         imports = ["import functools", "import torch.utils.checkpoint"]
     if moved:
         before.append(f"offload_activations({_of(blocks, moved)})")
@@ -89,16 +99,17 @@ def written(seen: Mapping[str, Any], variation: str) -> Candidate:
     words = f"of {len(each[0])} blocks recompute {len(recomputed)}, offload {len(moved)}"
     if len(each) > 2:
         resharded = each[2].count("true")
-        body = f"    block.set_reshard_after_forward(number < {resharded})"
+        body = f"    block.set_reshard_after_forward({f'number < {resharded}' if resharded else False})"
         after = [f"for number, block in enumerate({blocks}):\n{body}"]
         words += f", keep {len(each[2]) - resharded} gathered after forward"
     edits = [Edit(calls[-1], "imports", (text,)) for text in imports]
-    spans = [call.get("span") for call in calls]
-    edits += [*not_recomputed(seen), Edit(calls[-1], "beside", (spans, before, after))]
+    spans, saved = [call.get("span") for call in calls], not_saved(seen)
+    edits += [*not_recomputed(seen), *(saved or ()), Edit(calls[-1], "beside", (spans, before, after))]
     code = [*imports, "# before the blocks are wrapped, in the place of all other recomputation:", *before]
     code += ["# after the model is wrapped:", *after] if after else []
     said = {"words": words, "code": "\n".join(code).replace("{0}", "model")}
-    return replace(advice("by-unit", place_of(calls[-1]), tuple(edits), words=said), variation=variation)
+    done = None if saved is None else tuple(edits)
+    return replace(advice("by-unit", place_of(calls[-1]), done, words=said), variation=variation)
 
 
 def _of(blocks: str, places: Sequence[int]) -> str:

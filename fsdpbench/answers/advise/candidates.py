@@ -295,6 +295,7 @@ def _units(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     classes = model.get("unit_classes", {})
     together = max(call.get("together", 1) for call in calls)
     fine = blocks and classes.get(blocks["class"], 0) == blocks["count"] and len(classes) == 1
+    fine |= bool(stacks := model.get("stacks")) and model["units"] == 1 + sum(stacks.values())
     if not blocks or (fine and together <= _PAIR):
         return
     alone = model["units"] <= 1
@@ -315,6 +316,19 @@ def _checkpointing(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     found, place = seen["checkpointing"], place_of(seen["checkpointing"] or {})
     if found is not None:
         yield advice("no-checkpoint", place, not_recomputed(seen), words=found)
+    if (saved := seen.get("saved_on_host")) is not None:
+        yield advice("no-save-on-cpu", place_of(saved), not_saved(seen), words=saved)
+
+
+def not_saved(seen: _Seen) -> tuple[Edit, ...] | None:
+    """Return the edits after which nothing is saved on the host; None where its lines do not say it."""
+    if (found := seen.get("saved_on_host")) is None:
+        return ()
+    edits = (
+        Edit(found, "replace", ("contextlib.nullcontext()",)),
+        Edit(found, "imports", ("import contextlib",)),
+    )
+    return edits if "save_on_cpu(" in found["text"] else None
 
 
 def not_recomputed(seen: _Seen) -> tuple[Edit, ...]:

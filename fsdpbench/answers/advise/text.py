@@ -56,18 +56,22 @@ def _lines(advice: Advice) -> Iterator[str]:
     unfit = [each for each in without if each.trial.status.value == "oom"]
     failed = [each for each in without if each.trial.status.value != "oom"]
     if slower:
-        yield "No gain: " + ", ".join(f"{e.candidate.variation} ({e.gain:+.1%})" for e in slower)
+        yield "No gain: " + ", ".join(f"{_name(e)} ({e.gain:+.1%})" for e in slower)
     if bounded:
         most = max(each.candidate.most or 0.0 for each in bounded)
-        names = ", ".join(each.candidate.variation for each in bounded)
+        names = ", ".join(map(_name, bounded))
         yield f"Not simulated, since so little of a step waits that they gain {most:.1%} at most: {names}"
     for each in others:
         more = f"{abs(each.more)} parameters {'more' if each.more > 0 else 'fewer'}"
         yield f"Not compared: {each.candidate.variation} trains {more} than the script"
     if unfit:
-        yield "Do not fit: " + ", ".join(each.candidate.variation for each in unfit)
+        yield "Do not fit: " + ", ".join(map(_name, unfit))
     if failed:
-        yield "Could not be tried: " + ", ".join(each.candidate.variation for each in failed)
+        yield "Could not be tried: " + ", ".join(map(_name, failed))
+
+
+def _name(each: Tried) -> str:
+    return each.candidate.variation.partition("=")[0]
 
 
 def _numbered(number: int, each: Tried) -> Iterator[str]:
@@ -89,9 +93,9 @@ def _numbered(number: int, each: Tried) -> Iterator[str]:
 
 def gain_words(each: Tried) -> str:
     """`12.3 % faster [6, 19]`."""
-    if each.gain is None or each.interval is None:
+    if each.gain is None or each.paired is None:
         return "not simulated"
-    low, high = (100 * bound for bound in each.interval)
+    low, high = 100 * each.paired.low, 100 * each.paired.high
     if abs(each.gain) < _NOTHING:
         return f"as fast [{low:.0f}, {high:.0f}]"
     text = f"{100 * abs(each.gain):.1f} % {'faster' if each.gain >= 0 else 'slower'}"
@@ -118,7 +122,7 @@ def entry(each: Tried) -> dict[str, object]:
         "gain": each.gain,
         "gain_at_most": candidate.most,
         "memory_saved": each.saves,
-        "interval": None if each.interval is None else list(each.interval),
+        "interval": each.paired and [each.paired.low, each.paired.high],
         "status": each.trial.status.value,
         "cause": each.trial.cause,
         "step_time_s": each.trial.step_time_s,

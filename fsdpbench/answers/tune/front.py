@@ -10,7 +10,7 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import unknown
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.store import Store
-from fsdpbench.reports.pages.ranking import shared_ranks
+from fsdpbench.reports.pages.ranking import cost_of, shared_ranks
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.runner import first_run
 from fsdpbench.sweep.trials import Trial
@@ -84,8 +84,7 @@ def _is_risky(interval: Mapping[str, Any] | None, limit: int | None) -> bool:
 
 def ranks(candidates: Sequence[Candidate]) -> list[int | None]:
     """Return the rank of each by speed; those that cannot be distinguished share one."""
-    apart = [each.interval["apart"] if each.interval else 0.0 for each in candidates]
-    return shared_ranks([each.speed for each in candidates], apart)
+    return shared_ranks([cost_of(each.speed, each.interval) if each.speed else None for each in candidates])
 
 
 def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -301,22 +301,27 @@ def family_of(base: Config) -> Family:
     workload, wrap = workload_named(base), base.settings.wrap
     with torch.device("meta"):
         model = workload.build()
-    alike: dict[tuple[str, int], int] = {}
-    kinds = [
-        alike.setdefault((type(module).__name__, sum(p.numel() for p in module.parameters())), len(alike))
+    seen: dict[tuple[str, int], int] = {}
+    kinds = alike(
+        seen.setdefault((type(module).__name__, sum(p.numel() for p in module.parameters())), len(seen))
         for module in model.modules()
         if isinstance(module, workload.block_classes)
-    ]
+    )
     if not kinds:
         raise BenchError(f"--per-unit: {workload.name} has no blocks to choose for: leave it out")
-    kinds = kinds if len(alike) <= _MOST_KINDS else [0] * len(kinds)
     free = base.settings.strategy in _GATHERED.values()
     free &= "reshard_after_forward" not in not_applicable(base, ("reshard_after_forward",))
     units, moved = workload.units(wrap) or 0, base.settings.changed(activation_offload=True)
     offloads = units == len(kinds) and not not_applicable(
         dataclasses.replace(base, settings=moved), ("activation_offload",), base
     )
-    return Family(base, tuple(kinds), units if free else 0, offloads)
+    return Family(base, kinds, units if free else 0, offloads)
+
+
+def alike(kinds: Iterable[int]) -> tuple[int, ...]:
+    """Return the kind of each block: one for all where there are too many to search."""
+    found = tuple(kinds)
+    return found if max(found, default=0) < _MOST_KINDS else (0,) * len(found)
 
 
 class Search:

@@ -6,6 +6,7 @@ saves offloaded, its blocks, its prefetch), and below them a step's memory, by u
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 
 import jinja2
 
-from fsdpbench.answers.tune.front import Candidate
 from fsdpbench.answers.tune.per_unit import Chosen, family_of
 from fsdpbench.base.settings.values import is_mixed, spread, unit_sizes
 from fsdpbench.base.writing import write_whole
@@ -21,13 +21,13 @@ from fsdpbench.engine.results.store import point_folder_name
 from fsdpbench.reports.analysis.activity import find_activity
 from fsdpbench.reports.analysis.memory import device_clock, memory_curve
 from fsdpbench.reports.analysis.units import fsdp_spans
-from fsdpbench.reports.pages.ranking import Paired, paired, rank
+from fsdpbench.reports.pages.display import gib
+from fsdpbench.reports.pages.ranking import Paired, cost_of, pair, paired, rank
 from fsdpbench.reports.pages.view import Configuration, load_run
 from fsdpbench.reports.readers import read_trace
 from fsdpbench.sweep.planning import workload_named
 
 PICTURE = "per_unit.svg"
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -49,29 +49,28 @@ class UnitGain:
         }
 
     @classmethod
-    def untraced(cls, chosen: Chosen) -> UnitGain:
-        """Return the gain where nothing ran in full: as uncertain as that of any two configurations."""
-        uniform, interval = chosen.uniform, chosen.by_unit.interval
-        ratio, apart = chosen.by_unit.speed / (uniform.speed if uniform else 1), 1 + (interval or {})["apart"]
-        return cls(chosen, Paired(ratio - 1, ratio / apart - 1, ratio * apart - 1) if uniform else None)
+    def of(cls, chosen: Chosen) -> UnitGain:
+        """Return the gain of `chosen`."""
+        both = [cost_of(each.speed, each.interval) for each in (chosen.by_unit, chosen.uniform) if each]
+        return cls(chosen, pair(*both) if chosen.uniform else None)
 
     @property
     def words(self) -> str:
         """Return a sentence for people."""
         chosen, settings = self.chosen, self.chosen.by_unit.config.settings
-        how = f"By unit: batch {settings.batch}, recompute {settings.activation_checkpointing}"
-        beside = {"reshard": settings.reshard_after_forward, "offload": settings.activation_offload or None}
+        beside = {"recompute": settings.activation_checkpointing, "reshard": settings.reshard_after_forward}
+        beside |= {"offload": settings.activation_offload or None}
         names = ("wrap", "forward_prefetch", "backward_prefetch_depth")
         beside |= {name: value for name in names if is_mixed(value := getattr(settings, name))}
-        how += "".join(f", {name} {each}".lower() for name, each in beside.items() if each is not None)
-        how += f"; {_gib(chosen.by_unit)} of {chosen.usable / _GIB:.1f} GiB"
+        how = f"By unit: batch {settings.batch}"
+        for name, value in beside.items():
+            counts = Counter(spread(str(value))) if is_mixed(value) else {value: "all"}
+            words = " ".join(f"{each} {count}" for each, count in counts.items())
+            how += f", {name} {words}".lower() if value is not None else ""
+        how += f"; {gib(chosen.by_unit.memory)} of {gib(chosen.usable)} GiB"
         if chosen.uniform is None or self.gain is None:
             return f"{how}; no uniform configuration fits safely"
-        return f"{how}, {self.gain} against the best uniform ({_gib(chosen.uniform)} GiB)"
-
-
-def _gib(candidate: Candidate) -> str:
-    return f"{(candidate.memory or 0) / _GIB:.1f}"
+        return f"{how}, {self.gain} against the best uniform ({gib(chosen.uniform.memory)} GiB)"
 
 
 def gained(folder: Path, chosen: Chosen) -> UnitGain:

@@ -144,14 +144,9 @@ def wrap(text: str) -> Value:
         return for_each(every_k)(text)
     if text.startswith("size:"):
         return f"size:{parameters(text[5:])}"
-    if not all(_is_path(part) for part in text.split("+")):
+    if not all(part.isidentifier() or part.isdecimal() for part in text.replace("+", ".").split(".")):
         raise ValueError("")
     return text
-
-
-def _is_path(text: str) -> bool:
-    """`lm_head`, `model.layers.0`."""
-    return all(part.isidentifier() or part.isdecimal() for part in text.split("."))
 
 
 def joined_names(text: str) -> Value:

@@ -131,7 +131,7 @@ def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain:
         config, speed, memory = as_simulated(each.config), each.throughput or 0.0, each.peak_reserved_bytes
         if config is not None and each.status is not None:
             tried.append(Candidate(config, each.status, speed, memory, speed > 0, each.interval, each.risky))
-    return UnitGain.untraced(choose(tried, run, None))
+    return UnitGain.of(choose(tried, run, None))
 
 
 def _advice(foreseen: Forecast, jobs: int) -> Advice | None:

@@ -128,6 +128,7 @@ class SimDevice(Tells):
         self._readings = AllocatorReadings()
         self._retried: list[bool] = []
         self._idle_at = -1
+        self._work: dict[str, float] = {}
         self.line: Lines | None = None
         self._graph: GraphSession | None = None
 
@@ -196,15 +197,24 @@ class SimDevice(Tells):
             simulation.drain()
         start, retries = simulation.cpu_ns(), _retries()
         simulation.accelerator.python.begin_step()
+        simulation.take_launched()
         if self._graph is None:
             step()
         else:
             self._graph.run(step)
         simulation.accelerator.python.end_step()
         simulation.drain()
-        self._idle_at = simulation.cpu_ns()
+        self._idle_at, self._work = simulation.cpu_ns(), simulation.take_launched()
         self._retried.append(_retries() > retries)
         return (self._idle_at - start) / 1e9
+
+    def step_work(self, step: Callable[[], object]) -> dict[str, float]:
+        """Return `RankRecord.step_work`; where copies take time, from one more step, with a slow link. A GPU
+        with more memory than there is shows what is possible, and is compared with nothing."""
+        work, as_it_is = self._work, self._graph is None and self._what_if.room == 1
+        if as_it_is and self._open_simulation().slow_host_link(work):
+            work["slow_link_step"] = self.timed_step(step)
+        return work
 
     def has_settled(self, times_s: Sequence[float]) -> bool:
         """Return whether steps repeat: a graph is replayed, no allocator retries more, or stable times."""

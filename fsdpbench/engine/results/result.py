@@ -108,7 +108,7 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
         | {"unknown_operators": first.unknown_operators, **first.optional}
         | {"traces": sorted(path.relative_to(folder).as_posix() for path in traces)}
     )
-    return made.replaced(interval=interval_of(config, made)) if has_figures else made
+    return made.replaced(interval=interval_of(config, made, first.step_work)) if has_figures else made
 
 
 def _head(config: Config, outcome: Outcome, first: RankRecord, around: JsonObject) -> JsonObject:

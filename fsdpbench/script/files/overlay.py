@@ -400,7 +400,9 @@ class Overlay(Layer):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
         is_folder = os.path.isdir(source) and not os.path.islink(source)
         if self.is_made(source) and not self.has(source):
-            files = _files_in(source) if is_folder else [source]
+            files = [source]
+            if is_folder:
+                files = [os.path.join(place, name) for place, _, names in os.walk(source) for name in names]
             if not self.keeps(target) and not (self.is_before(target) and any(map(holds, files))):
                 return self._rename_really(source, target, is_folder=is_folder)
             self.absorb(source)
@@ -479,7 +481,3 @@ def settle_after_death(folder: Path) -> None:
 
 def _is_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + os.sep)
-
-
-def _files_in(folder: str) -> list[str]:
-    return [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]

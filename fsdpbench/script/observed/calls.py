@@ -64,6 +64,7 @@ class Calls:
         self.loaders: list[dict[str, object]] = []
         self.first_loader: Place | None = None
         self.checkpointing: Place | None = None
+        self.saved_on_host: Place | None = None
         self.batch: dict[str, object] | None = None
         self.prefetching: Place | None = None
         self.blocks: dict[str, object] | None = None
@@ -76,6 +77,7 @@ class Calls:
         around_loader(self._loader)
         around_init(torch.optim.Optimizer, self._optimizer)
         self._around_checkpointing()
+        around(torch.autograd.graph.save_on_cpu, "__init__", self._noting("saved_on_host"))
         after_parsing(self._parsed)
         around(fsdp.FSDPModule, "set_modules_to_forward_prefetch", self._prefetching)
 
@@ -129,16 +131,19 @@ class Calls:
         self.optimizers.append(self.place().to_dict() | fused)
 
     def _around_checkpointing(self) -> None:
-        original = torch_checkpoint.checkpoint
-        replace_checkpoint(passing_to(self._checkpointing)(original))
-        around(torch_checkpoint, "checkpoint_sequential", self._checkpointing)
+        original, noting = torch_checkpoint.checkpoint, self._noting("checkpointing")
+        replace_checkpoint(passing_to(noting)(original))
+        around(torch_checkpoint, "checkpoint_sequential", noting)
         for name in ("checkpoint_wrapper", "apply_activation_checkpointing"):
-            around(wrappers, name, self._checkpointing)
+            around(wrappers, name, noting)
 
-    def _checkpointing(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and self.checkpointing is None:
-            self.checkpointing = self.place()
-        return original(*args, **kwargs)
+    def _noting(self, name: str) -> Callable[..., Any]:
+        def noting(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and getattr(self, name) is None:
+                setattr(self, name, self.place())
+            return original(*args, **kwargs)
+
+        return noting
 
     def _parsed(self, parser: argparse.ArgumentParser, found: argparse.Namespace, name: str) -> None:
         options = [action.option_strings for action in parser._actions if action.dest == name]

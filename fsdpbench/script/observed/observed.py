@@ -22,6 +22,7 @@ from fsdpbench.script.model_blocks import (
     class_name,
     is_unit,
     parameter_names,
+    stacks_of,
     unwrapped_root,
 )
 from fsdpbench.script.observed.calls import Calls
@@ -75,6 +76,7 @@ class Observed:
         return {
             "class": class_name(model),
             "blocks": self.calls.blocks if bare is None else blocks and blocks.to_dict(),
+            "stacks": {} if bare is not None else stacks_of(model),
             "units": len(units),
             "unit_classes": dict(kinds),
             "unwrapped_root": bare is not None,
@@ -91,6 +93,7 @@ class Observed:
             "optimizers": calls.optimizers,
             "loaders": calls.loaders,
             "checkpointing": calls.checkpointing and calls.checkpointing.to_dict(),
+            "saved_on_host": calls.saved_on_host and calls.saved_on_host.to_dict(),
             "forward_prefetch": calls.prefetching and calls.prefetching.to_dict(),
             "batch": calls.batch,
             "waits": self.waits.to_list(steps),

@@ -23,7 +23,7 @@ from fsdpbench.script.interposing import (
     around_init,
     replace_checkpoint,
 )
-from fsdpbench.script.model_blocks import blocks_of, has_units, roots
+from fsdpbench.script.model_blocks import has_units, roots, stacked
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.variations.sharding import NoEffectError, Variation
 from fsdpbench.sim import Simulation
@@ -162,14 +162,29 @@ class NotCheckpointed:
         self.count += 1
 
 
+class NotSaved:
+    """A variation in which what `save_on_cpu` would save on the host stays on the device."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for name in ("__enter__", "__exit__"):
+            around(torch.autograd.graph.save_on_cpu, name, self._left_out)
+
+    def _left_out(self, *args: Any) -> None:
+        self.count += 1
+
+
 class ByUnit(NotCheckpointed):
     """A variation in which blocks of the model recompute and offload, and units are resharded, as `value`
-    says for each (`joined`, with commas; resharding may be left out), and nothing else recomputes."""
+    says for each (`joined`, with commas; resharding may be left out; behind `@` the paths of the lists that
+    hold them), and nothing else recomputes or saves on the host."""
 
     def __init__(self, value: str) -> None:
         super().__init__()
+        NotSaved()
+        mix, *self._paths = value.split("@")
         self._recomputed, self._moved, *self._resharded = [
-            spread(part.replace(",", "+")) for part in value.split("/")
+            spread(part.replace(",", "+")) for part in mix.split("/")
         ]
         self._blocks: tuple[nn.Module, ...] = ()
         around_fully_shard(self._before)
@@ -180,10 +195,10 @@ class ByUnit(NotCheckpointed):
         """Change the blocks of the model around the first module that is about to be wrapped."""
         one = module[0] if isinstance(module, list | tuple) else module
         around_it = [] if self._blocks else [each for each in roots() if one in set(each.modules())]
-        found = blocks_of(around_it[0]) if around_it else None
-        if found is None or len(found.modules) != len(self._recomputed) or not found.alone:
+        found = stacked(around_it[0], self._paths) if around_it else ()
+        if len(found) != len(self._recomputed):
             return
-        self._blocks = found.modules
+        self._blocks = found
         self.count += 1
         for block, how in zip(self._blocks, self._recomputed, strict=True):
             if how == "full":

@@ -125,6 +125,7 @@ class Variation(StrEnum):
     CHECKPOINT = "checkpoint"
     """Every wrapped unit computes its forward again in backward."""
     NO_CHECKPOINT = "no-checkpoint"
+    NO_SAVE_ON_CPU = "no-save-on-cpu"
     """Nothing is computed again."""
     BY_UNIT = "by-unit"
     """Some blocks recompute, some offload, some units stay gathered: `by-unit=RECOMPUTE/OFFLOAD/RESHARD`."""

@@ -24,6 +24,7 @@ from fsdpbench.script.variations.programs import (
     NoForwardPrefetch,
     NoneGrads,
     NotCheckpointed,
+    NotSaved,
     NoWaits,
 )
 from fsdpbench.script.variations.sharding import Argument, Blocks, Pairs, Root, Variation, parse_variation
@@ -44,6 +45,7 @@ _SIMPLE: Mapping[Variation, Callable[[], _Part]] = {
     Variation.DOUBLE_BATCH: lambda: Batches(2.0, parser=True), Variation.WRAP_BLOCKS: Blocks,
     Variation.WRAP_ROOT: Root, Variation.WRAP_PAIRS: Pairs, Variation.FUSED: Fused,
     Variation.NONE_GRADS: NoneGrads, Variation.COMPILE: Compiled,
+    Variation.NO_SAVE_ON_CPU: NotSaved,
     Variation.DETACH_KEPT: lambda: NotKept(host=False), Variation.HOST_KEPT: lambda: NotKept(host=True),
 }  # fmt: skip
 

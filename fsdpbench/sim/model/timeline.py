@@ -133,6 +133,7 @@ class Timeline:
         self._contention = contention or Contention()
         self._queues: list[_Queue] = []
         self._next_change = NEVER
+        self.launched_ns = [0, 0, 0]  # of each kind that takes time, alone
         # Number of streams that run each kind of work now, the traffic of their collectives, and the
         # slow-down of computation (thousandths) that follows from it.
         self._active = [0, 0, 0]
@@ -155,6 +156,7 @@ class Timeline:
         if len(queue.items) >= self.queue_depth:
             self.wait_for_room(stream)
         queue.items.append((work, self.cpu, duration_ns, payload, traffic))
+        self.launched_ns[work] += duration_ns
         if queue.running is None and len(queue.items) == 1:
             self._reach_head(queue)
 

@@ -75,10 +75,6 @@ def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
     return Preset(lists, exclude=tuple(alone), references=REFERENCE_SYSTEMS)
 
 
-def _memory(device: str, gpus: int, gpus_per_node: int) -> Preset:
-    return Preset(_lists("memory", device, "batch", "activation_checkpointing"))
-
-
 def _accumulation(device: str, gpus: int, gpus_per_node: int) -> Preset:
     # With one microbatch a step there is nothing to put off.
     later = Rule({"grad_accum": (2, 4, 8)}, {"grad_sync": ("every", "last")})
@@ -124,7 +120,7 @@ def _lists(preset: str, device: str, *outermost: str) -> dict[str, list[Value]]:
 
 PRESETS: dict[str, Callable[[str, int, int], Preset]] = {
     "default": _default,
-    "memory": _memory,
+    "memory": lambda device, *_: Preset(_lists("memory", device, "batch", "activation_checkpointing")),
     "accumulation": _accumulation,
     "scaling": _scaling,
     "hybrid": _hybrid,

@@ -55,6 +55,7 @@ def advised(
         "config": {"gpus": 8, "gpus_per_node": 8},
         "step_time_s": 1.0,
         "tflops_per_gpu": 1.0,
+        "interval": NEAR,
         "peak_memory_bytes": {"allocated": 10, "reserved": 10},
         "script": {"observed": SEEN | seen},
         **more,
@@ -62,10 +63,13 @@ def advised(
     return advise_script(config, result, 1, lambda line: None)
 
 
+NEAR = {"level": 0.9, "step_time_s": [0.9, 1.1], "apart": 0.05, "peak_memory_bytes": {"reserved": [10, 10]}}
+
+
 def trial(config: Config, step: float, tflops: float | None = None, **more: Any) -> Trial:
     """A trial whose step takes `step` seconds and whose model does `tflops` in it."""
     memory = {"allocated": 10, "reserved": 10}
-    result = {"status": "ok", "step_time_s": step, "peak_memory_bytes": memory}
+    result = {"status": "ok", "step_time_s": step, "peak_memory_bytes": memory, "interval": NEAR}
     return Trial(config, Result.of(result | {"tflops_per_gpu": tflops and tflops / step} | more))
 
 
@@ -79,8 +83,9 @@ def test_a_fault_comes_first_and_then_the_largest_gain(
     found = advised(monkeypatch, config, {"waits": [WAIT]}, {"keep": 0.8, "prefetch": 0.99})
     assert names(found.advice) == ["no-waits", "keep"]
     assert found.advice[1].gain == pytest.approx(0.25)
-    low, high = found.advice[1].interval or (0, 0)
-    assert low < 0.25 < high
+    pair = found.advice[1].paired
+    assert pair is not None
+    assert pair.low < 0.25 < pair.high
     assert "prefetch" in names(found.nothing)
     told = describe_advice(found)
     assert " 2. 25.0 % faster [" in told

@@ -57,9 +57,21 @@ _WEIGHTS = """for number, each in enumerate(model.parameters(), 1):
 """
 
 
+_SAVED = {"loss = F": "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n        loss = F"}
+"""A script that saves on the host what is saved for backward."""
+_STAGES = {
+    "self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))": "self.stages = nn.ModuleList("
+    'nn.ModuleDict({"blocks": nn.ModuleList(Block() for _ in range(LAYERS // 2))}) for _ in range(2))',
+    "for block in self.blocks": 'for block in [each for stage in self.stages for each in stage["blocks"]]',
+    "for block in model.blocks": 'for block in [each for stage in model.stages for each in stage["blocks"]]',
+}
+"""A script whose blocks are in stages."""
+_CHANGED = {"functions": _FUNCTIONS, "saved": _SAVED, "stages": _STAGES}
+
+
 def text(style: str, size: str = "8, 2048, 2048, 8") -> str:
-    found = script("fsdp2" if style == "functions" else style)
-    for old, new in _FUNCTIONS.items() if style == "functions" else ():
+    found = script("fsdp2" if style in _CHANGED else style)
+    for old, new in _CHANGED.get(style, {}).items():
         assert old in found
         found = found.replace(old, new)
     return found.replace("8, 2048, 2048, 8", size)
@@ -70,7 +82,11 @@ def diff_for(found: Candidate, folder: Path) -> str:
     return diff_of(found.edits, str(folder))
 
 
-STYLES = {"fsdp2": RESHARDED, "checkpoint": RESHARDED, "functions": RESHARDED, "fsdp1": MIXED}
+STYLES = {
+    "fsdp2": f"{RESHARDED}@blocks", "checkpoint": f"{RESHARDED}@blocks", "functions": f"{RESHARDED}@blocks",
+    "fsdp1": f"{MIXED}@blocks", "saved": f"{RESHARDED}@blocks",
+    "stages": f"{RESHARDED}@stages.0.blocks@stages.1.blocks",
+}  # fmt: skip
 
 
 @pytest.mark.campaign
@@ -127,7 +143,7 @@ def test_a_framework_that_wraps_gets_code_to_paste(tmp_path: Path) -> None:
     call = {"file": str(tmp_path / "train.py"), "line": 3, "span": [3, 3, 0, 20], "text": ""}
     blocks = {"path": "model.layers", "class": "Block", "count": 8}
     seen = {"sharding": [call], "model": {"blocks": blocks}, "checkpointing": None}
-    found = written(seen, RESHARDED)
+    found = written(seen, f"{RESHARDED}@model.layers")
     with pytest.raises(NoDiffError, match=r"^train\(\) wraps the model"):
         diff_for(found, tmp_path)
     compile(found.write.partition("\n")[2], "pasted", "exec")
@@ -135,11 +151,34 @@ def test_a_framework_that_wraps_gets_code_to_paste(tmp_path: Path) -> None:
     assert "block.set_reshard_after_forward(number < 6)" in found.write
 
 
+def test_blocks_of_several_lists_are_named_once(tmp_path: Path) -> None:
+    source = "fully_shard(model)\nwith save_on_cpu():\n    loss = model(x)\n"
+    (tmp_path / "train.py").write_text(source)
+    call = {
+        "file": str(tmp_path / "train.py"),
+        "line": 1,
+        "span": [1, 1, 0, 18],
+        "text": "",
+        "api": "fully_shard",
+    }
+    saved = {**call, "line": 2, "span": [2, 2, 5, 18], "text": "with save_on_cpu():"}
+    seen = {"sharding": [call], "model": {}, "checkpointing": None, "saved_on_host": saved}
+    found = diff_for(written(seen, f"{RESHARDED}@encoder.layers@decoder.layers"), tmp_path)
+    lists = (
+        "for path in ('encoder.layers', 'decoder.layers') for block in model.get_submodule(path).children()"
+    )
+    assert f"+blocks_by_unit = [block {lists}]" in found
+    assert found.count("get_submodule") == 1
+    assert "+with contextlib.nullcontext():" in found
+    elsewhere = written({**seen, "saved_on_host": {**saved, "text": "model(x)"}}, f"{RESHARDED}@layers")
+    assert elsewhere.edits == "save_on_cpu, which would copy too, is called elsewhere"
+
+
 def machine(config: Config) -> Trial:
     """A step of 6 blocks that hold 11 GiB each, or 1 that are recomputed in a third of their time, beside
     40 GiB; a tenth more may be needed."""
     assert config.what_if is not None
-    words = str(config.what_if.variation).partition("=")[2].replace(",", "+").split("/")
+    words = str(config.what_if.variation).partition("=")[2].partition("@")[0].replace(",", "+").split("/")
     recomputed, moved, kept = map(spread, words)
     held = [1 if pair != ("none", "false") else 11 for pair in zip(recomputed, moved, strict=True)]
     size = round((40 + sum(held) + 2 * kept.count("false")) * GIB)
@@ -160,7 +199,8 @@ def test_it_is_the_best_of_all_mixes_where_memory_limits(tmp_path: Path, limited
     (tmp_path / "train.py").write_text("")
     config = script_config({"script": tmp_path / "train.py", "gpus": "8"}, ())
     assert config is not None
-    model = {"blocks": {"path": "layers", "class": "Block", "count": 6}, "unit_classes": {"Block": 6}}
+    blocks = {"path": "layers", "class": "Block", "count": 6}
+    model = {"blocks": blocks, "stacks": {"layers": 6}}
     base = Trial(config, Result.of({"status": "ok", "step_time_s": 6 + 6 / 3}))
     other = Trial(config, Result.of({"status": "oom" if limited else "ok", "step_time_s": 6.0}))
 
@@ -192,7 +232,8 @@ def test_a_script_that_runs_out_of_memory_gets_the_best_mix_that_fits(
     (tmp_path / "train.py").write_text("")
     config = script_config({"script": tmp_path / "train.py", "gpus": "8"}, ())
     assert config is not None
-    model = {"blocks": {"path": "layers", "class": "Block", "count": 6}, "unit_classes": {"Block": 6}}
+    blocks = {"path": "layers", "class": "Block", "count": 6}
+    model = {"blocks": blocks, "stacks": {"layers": 6}}
     ran = {"script": {"observed": SEEN | {"model": model}}, "status": "ok", "step_time_s": 6.0}
     ran |= {"measured": {}, "alloc_retries_per_step": 0, "peak_memory_bytes": {"reserved": 106 * GIB}}
     roomy, out = Trial(config, Result.of(ran)), Trial(config, Result.of({"status": "oom"}))

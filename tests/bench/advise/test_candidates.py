@@ -11,6 +11,7 @@ PLAIN: dict[str, Any] = {"param_dtype": "torch.bfloat16", "offload": False, "mes
 MODEL = {
     "class": "Model",
     "blocks": {"path": "layers", "class": "Block", "count": 12},
+    "stacks": {"layers": 12},
     "units": 13,
     "unit_classes": {"Block": 12},
     "unwrapped_root": False,
@@ -51,6 +52,26 @@ def test_a_wait_in_every_step_is_a_fault_with_its_line() -> None:
     assert "non_blocking=True has no effect" in each.what
     assert "pin_memory=True in the DataLoader" in each.write
     assert "DataLoader" not in found({"waits": [copy]})["no-waits"].write, "the script has none"
+
+
+def test_saving_on_the_host_is_a_choice_that_memory_may_not_need() -> None:
+    line = {"file": "/a/train.py", "line": 50, "text": "with save_on_cpu(pin_memory=True):", "span": None}
+    each = found({"saved_on_host": line})["no-save-on-cpu"]
+    assert (each.kind, each.place) == (Kind.MISTAKE, "train.py:50")
+    assert not isinstance(each.edits, str)
+    wrapped = found({"saved_on_host": line | {"text": "loss = model(x)"}})["no-save-on-cpu"]
+    assert wrapped.edits == "save_on_cpu is called elsewhere", "by offload_wrapper, say"
+
+
+def test_stages_and_two_stacks_of_blocks_are_fine() -> None:
+    stages = {
+        "blocks": {"path": "stages", "class": "Stage", "count": 4},
+        "units": 25,
+        "unit_classes": {"Block": 24},
+    }
+    several = {"stacks": {"stages.0.blocks": 6, "stages.1.blocks": 18}}
+    assert "wrap-blocks" not in found({"model": MODEL | stages | several})
+    assert "wrap-blocks" in found({"model": MODEL | stages | {"stacks": {}}})
 
 
 def test_units_other_than_the_blocks_are_told() -> None:

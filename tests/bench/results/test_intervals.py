@@ -58,6 +58,18 @@ RESULT = {
         ({"software": "composer-2023-autumn"}, (Unknown.SOFTWARE,)),
         ({"software": "torch-2.8"}, ()),  # today's, with models written otherwise
         ({"param_dtype": "fp32"}, (Unknown.MODEL,)),
+        *(
+            ({name: value}, (Unknown.SETTING,))
+            for name, value in (
+                ("linear_dtype", "fp8"),
+                ("tp", 2),
+                ("optimizer", "muon"),
+                ("loss", "chunked"),
+                ("lora", 8),
+            )
+        ),
+        ({"activation_offload": "true", "param_dtype": "fp32"}, (Unknown.MODEL, Unknown.OFFLOAD)),
+        ({"activation_checkpointing": "op", "batch": 3}, ()),
         ({"model": "dhen", "hardware": "l40s", "gpus": 16}, (Unknown.CHIP, Unknown.NETWORK, Unknown.MODEL)),
     ],
 )
@@ -95,6 +107,32 @@ def test_a_profile_of_ones_own_states_its_network_and_keeps_its_chip(tmp_path: P
     assert unknowns(a_config(hardware=str(path), gpus=16)) == ()
     path.write_text('base = "h100-80gb"\nname = "mine"\n[memory]\ncontext_mib = 600\n')
     assert unknowns(a_config(hardware=str(path), gpus=16)) == (Unknown.NETWORK,)
+
+
+def test_offload_is_as_uncertain_as_the_link_to_the_host(tmp_path: Path) -> None:
+    """2 s a step, 3 with copies that take twice as long; without that step, as much as all copies take."""
+    (tmp_path / "mine.toml").write_text('base = "h100-80gb"\nname = "mine"\n[host_link]\ngb_s = 52\n')
+    tried = {"kernels": 1.9, "host_copies": 1.5, "slow_link_step": 3.0}
+    found, measured, beside, not_tried = (
+        interval_of(a_config(activation_offload="true", hardware=hardware), Result.of(RESULT), work) or {}
+        for hardware, work in (
+            ("h100-80gb", tried),
+            (str(tmp_path / "mine.toml"), tried),
+            ("h100-80gb", tried | {"slow_link_step": 2.0}),
+            ("h100-80gb", {"kernels": 1.9, "host_copies": 1.5}),
+        )
+    )
+    known = width_of(Quantity.TIME, ()).log
+    assert found["link"] == pytest.approx([-math.log1p(-0.5 / 11), math.log(1.5)])
+    assert found["step_time_s"][1] == pytest.approx(2 * math.exp(math.hypot(known, math.log(1.5))))
+    assert found["because"] == [Unknown.OFFLOAD.value, Unknown.LINK.value]
+    assert measured["link"] == pytest.approx([-math.log1p(-0.5 / 11), math.log(1.05)])
+    assert beside["link"] == [0, 0]
+    assert beside["because"] == measured["because"] == [Unknown.OFFLOAD.value]
+    assert not_tried["link"][1] == pytest.approx(math.log(1.75))
+    assert found["work"] == pytest.approx(0.95)
+    plain = interval_of(a_config(), Result.of(RESULT)) or {}
+    assert found["peak_memory_bytes"]["reserved"][1] > plain["peak_memory_bytes"]["reserved"][1]
 
 
 def test_the_interval_is_around_each_figure() -> None:

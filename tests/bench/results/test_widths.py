@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import scipy.stats
 
-from fsdpbench.engine.results.residuals.intervals import difference_quantile
 from fsdpbench.engine.results.residuals.widths import (
+    APART,
+    AS_IT_WAS,
     LEVEL,
     Condition,
     Quantity,
@@ -27,10 +28,10 @@ from fsdpbench.engine.results.residuals.widths import (
     weighted_quantile,
     widening,
     width_of,
-    width_of_run,
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "ci"))
+from measure_differences import difference_quantile, width_of_run
 from residual_rows import write_table
 
 
@@ -136,6 +137,7 @@ def test_the_error_of_a_comparison_by_brute_force() -> None:
     # Pairs of `a` weigh a third each (0.01, 0.04, 0.05), that of `b` one: 0.9 of 2 is inside the last third.
     assert difference_quantile(rows) == pytest.approx(0.05)
     assert difference_quantile(rows, level=0.5) == pytest.approx(0.0)
+    assert difference_quantile(read_table()) == pytest.approx(APART, abs=5e-5), "the constant is fitted"
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ _REGIMES: dict[str, Callable[[Residual], bool]] = {
 
 @pytest.mark.parametrize("regime", _REGIMES)
 def test_runs_of_each_regime_lie_inside_with_their_source_held_out(regime: str) -> None:
-    runs = [row for row in read_table() if row.as_it_was and row.quantity is Quantity.TIME]
+    runs = [row for row in read_table() if row.condition in AS_IT_WAS and row.quantity is Quantity.TIME]
     assert len(runs) > 220
     inside = [width_of_run(row).covers(row.log_ratio) for row in runs if _REGIMES[regime](row)]
     assert len(inside) >= 40

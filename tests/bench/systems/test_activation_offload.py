@@ -10,6 +10,7 @@ import pytest
 
 from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.settings import Settings
+from fsdpbench.engine.results.residuals.widths import by_link
 from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.workloads import get_workload
 
@@ -48,6 +49,41 @@ def test_some_units_alone_lie_between_all_and_none(fsdpbench: Any, tmp_path: Pat
     assert [each["status"] for each in allocated] == ["ok"] * 3  # and not "race"
     all_of_them, some, none = (each["peak_memory_bytes"]["allocated"] for each in allocated)
     assert all_of_them < some < none
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("checkpointing", ["none", "full:2+none:2"])
+def test_steps_on_other_links_are_inside_what_the_slow_one_bounds(
+    fsdpbench: Any, tmp_path: Path, checkpointing: str
+) -> None:
+    """A step is convex in the time of a copy."""
+
+    def step(gb_s: float) -> dict[str, Any]:
+        profile = tmp_path / f"link-{gb_s}.toml"
+        profile.write_text(
+            f'base = "h100-80gb"\nname = "x"\n[host_link]\ngb_s = {gb_s}\nlatency_us = {400 / gb_s}\n'
+        )
+        words = ["--model", "gpt-125m", "--device", "sim", "--gpus", "8", "--hardware", str(profile)]
+        words += [
+            "--set",
+            "batch=16",
+            "--set",
+            f"activation_checkpointing={checkpointing}",
+            "--shape",
+            "layers=4",
+        ]
+        return result_of(fsdpbench, tmp_path / f"{gb_s}", *words, "--set", "activation_offload=true")
+
+    base, faster, slower, half = (step(50 * factor) for factor in (1, 1.1, 1 / 1.1, 0.5))
+    at, more = base["step_time_s"], half["step_time_s"] - base["step_time_s"]
+    assert more > 0.05 * at, "the link matters"
+    assert at - faster["step_time_s"] <= 1.001 * more / 11
+    assert slower["step_time_s"] - at <= 1.001 * more / 10
+    shorter, longer = by_link(at, half["step_time_s"], measured=False)
+    own = tuple(by_link(at, at + more, measured=True))
+    assert base["interval"]["link"] == pytest.approx(own, rel=1e-3), "the user's own link is measured"
+    assert longer > own[1]
+    assert shorter == own[0]
 
 
 @pytest.mark.parametrize(("gigabytes", "status"), [(0.1, "oom"), (8, "ok")])

@@ -12,7 +12,7 @@ import pytest
 from fsdpbench.reports.pages import best_lines, load_run
 from fsdpbench.reports.pages.ranking import NOT_YET, OURS_RAN_ON_GPUS, UNSHARED, chosen, doubt, paired, rank
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
-from fsdpbench.reports.result import ConfigFile, Interval, Result, StepParts
+from fsdpbench.reports.result import ConfigFile, Interval, Result
 from fsdpbench.reports.result import Status as Ended
 
 MEASURED = Path(__file__).parents[3] / "ci" / "measured"
@@ -58,11 +58,9 @@ def test_retries_of_the_best_are_a_risk(copy: Path) -> None:
 
 def row(name: str, tokens: float, waiting: float = 0.0, width: float = 0.07, **more: Any) -> Configuration:
     """Return a simulated row whose step waits for that share of the time that it computes."""
-    parts = StepParts(1.0, 0.0, waiting, 0.0)
-    interval = Interval(0.9, (1 - width, 1 + width), apart=0.05, runs=9, **more)
-    result = Result(
-        status=Ended.OK, device="sim", tokens_per_s_per_gpu=tokens, time_s=parts, interval=interval
-    )
+    work, step = 1 / (1 + waiting), (1 - width, 1 + width)
+    interval = Interval(0.9, step, apart=0.05, runs=9, work=work, **more)
+    result = Result(status=Ended.OK, device="sim", tokens_per_s_per_gpu=tokens, interval=interval)
     config = ConfigFile(settings={}, name=name)
     return Configuration(Path(name), config, result, Status.OK, settings={"system": "torch-fsdp2"})
 

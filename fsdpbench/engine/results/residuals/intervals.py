@@ -12,19 +12,20 @@ import itertools
 import math
 import os
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from fsdpbench.base.configuration.config import PARALLEL, Config
 from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.engine.results.residuals.widths import (
+    APART,
     LEVEL,
     MORE_GPUS,
+    NAMED,
     Condition,
     Quantity,
-    Residual,
     Unknown,
+    by_link,
     is_beyond,
     read_table,
     width_of,
@@ -41,16 +42,20 @@ from fsdpbench.sim.model.profile import (
 from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 
 _LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
+_UNUSUAL = (*PARALLEL, "lora", "optimizer_dtype", "linear_dtype", "graph", "symmetric_memory")
+"""Settings that every published run has at their defaults."""
 _UNLIKE = ("expert", "window", "sinks", "score_cap")
 """Parts of names of fields that no model of a published run has set."""
 
 _PEAKS = (Quantity.ALLOCATED, Quantity.ACTIVE, Quantity.RESERVED)
 _MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY)
 """Settings without effect on a run's bytes, or that no published run reports."""
+_STATED = (Unknown.MODEL, Unknown.SETTING, Unknown.OFFLOAD)
 
 
-def interval_of(config: Config, result: Result) -> JsonObject | None:
-    """Return the `interval` of a simulated result that has a step time; None of any other."""
+def interval_of(config: Config, result: Result, work: dict[str, float] | None = None) -> JsonObject | None:
+    """Return the `interval` of a simulated result that has a step time; None of any other. `work`: the rank's
+    `step_work`."""
     step = result.step_time_s
     if config.device != "sim" or not step:
         return None
@@ -58,14 +63,21 @@ def interval_of(config: Config, result: Result) -> JsonObject | None:
     memory, risky = _memory(config, result.peak_memory_bytes, unknown)
     retries = bool(result.alloc_retries_per_step)
     full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
-    time = width_of(Quantity.TIME, [*unknown, *full], bool(config.settings.compile))
-    time = time.with_network(result.network_share or 0.0, config.gpus, is_measured(config.hardware or ""))
+    network = result.network_share or 0.0, config.gpus, is_measured(config.hardware or "")
+    time, alike = (
+        width_of(Quantity.TIME, each, bool(config.settings.compile)).with_network(*network)
+        for each in ([*unknown, *full], [*(each for each in unknown if each is not Unknown.SETTING), *full])
+    )
     _, chip = _machine(config.hardware or "", _stamp(config.hardware))
     if chip is not None and (doubt := chip.with_attention(config.settings.attention).attention.doubt) > 1:
         log = math.hypot(time.log, math.log(doubt))  # as if the step were nothing else
         time = dataclasses.replace(time, log=log, because=(*time.because, Unknown.ATTENTION))
+    work, known = work or {}, is_measured(config.hardware or "", "host_link.gb_s")
+    link = by_link(step, work.get("slow_link_step", step + work.get("host_copies", 0.0)), known)
     because = [reason.value for reason in time.because] + [MORE_GPUS] * is_beyond(config.gpus)
-    low, high = time.around(step)
+    because += [Unknown.LINK.value] * (not known and link[1] > NAMED)
+    low = step * math.exp(-math.hypot(time.log, link[0]))
+    high = step * math.exp(math.hypot(time.log, time.network, link[1]))
     return {
         "level": LEVEL,
         "step_time_s": [low, high],
@@ -78,14 +90,16 @@ def interval_of(config: Config, result: Result) -> JsonObject | None:
         "risky": risky or retries,
         "because": because,
         "runs": time.runs,
-        "apart": math.expm1(apart()),
+        "apart": math.expm1(APART),
+        "shared": [alike.half, time.half],
+        "link": [*link],
+        **({"work": work["kernels"] / step} if work else {}),
     }
 
 
 def read_ahead() -> None:
     """Read what the interval of any result needs, in a process that forks those that make results."""
     _known()
-    apart()
     for quantity in (Quantity.TIME, *_PEAKS):
         width_of(quantity, ())
 
@@ -111,28 +125,28 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     if config.script is None and (
         not _is_known_kind(config, families)
         or config.settings.param_dtype not in ("bf16", "fp16")
-        or config.settings.lora
-        or any(getattr(config.settings, name) > 1 for name in PARALLEL)
         or config.settings.implementation != "own"
-        or config.settings.optimizer == "muon"
-        or config.settings.optimizer_dtype is not None
-        or config.settings.linear_dtype != SETTINGS["linear_dtype"].default
-        or config.settings.activation_offload
-        or config.settings.loss in ("chunked", "fused")
-        or config.settings.graph != "none"
-        or config.settings.symmetric_memory
     ):
         found.append(Unknown.MODEL)
+    elif config.script is None and (
+        any(getattr(config.settings, name) not in (None, SETTINGS[name].default) for name in _UNUSUAL)
+        or config.settings.optimizer == "muon"
+        or config.settings.loss in ("chunked", "fused")
+    ):
+        found.append(Unknown.SETTING)
+    if config.settings.activation_offload:
+        found.append(Unknown.OFFLOAD)
     return tuple(found)
 
 
-def is_measured(hardware: str) -> bool:
-    """Return whether the network is a user's own file's, which does not name its latency as estimated."""
+def is_measured(hardware: str, key: str = "nic.base_us") -> bool:
+    """Return whether the key's table is a user's own file's, which does not name the key as estimated."""
     layers, profile = _machine(hardware, _stamp(hardware))
     own = [keys for _, keys in itertools.takewhile(lambda layer: layer[0] not in profile_names(), layers)]
-    if "+nic-" in hardware or profile is None or not any("nic" in keys for keys in own):
+    table = key.partition(".")[0]
+    if f"+{table}-" in hardware or profile is None or not any(table in keys for keys in own):
         return False
-    return "estimated" not in own[0] or "nic.base_us" not in profile.estimated
+    return "estimated" not in own[0] or key not in profile.estimated
 
 
 @functools.cache
@@ -175,7 +189,7 @@ def _memory(
     """Return intervals of the peaks in bytes; whether that of reserved memory exceeds the device's."""
     # Published runs of other kinds left the model itself open, which a user states: the error that is left is
     # that of software without runs.
-    stated = [Unknown.SOFTWARE if reason is Unknown.MODEL else reason for reason in unknown]
+    stated = [Unknown.SOFTWARE if reason in _STATED else reason for reason in unknown]
     of_memory = [reason for reason in stated if reason not in _MEMORY_KNOWS]
     _, chip = _machine(config.hardware or "", _stamp(config.hardware))
     usable = None if chip is None else chip.usable_memory_bytes
@@ -205,34 +219,3 @@ def _stamp(hardware: str | None) -> int:
         return os.stat(re.sub(r"\+(node|nic)-.*", "", hardware or "")).st_mtime_ns
     except OSError:
         return 0  # a packaged profile's name
-
-
-@functools.cache
-def apart() -> float:
-    """Return |ln(ratio)| of two step times below which they cannot be distinguished.
-
-    Configurations of one model on one machine share most errors of their predictions. The rest is the spread
-    of residuals of one model's runs, from one source and on one chip.
-    """
-    return difference_quantile(read_table())
-
-
-def difference_quantile(rows: Sequence[Residual], level: float = LEVEL) -> float:
-    """Return the `level` quantile of differences between residuals of one model's runs, every model of a
-    source and chip weighted equally; 0 if no model has two runs."""
-    groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
-    for row in rows:
-        if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME and not row.retries:
-            groups[(row.source, row.chip, row.model, row.software)].append(row.log_ratio)
-    gaps = [
-        (abs(a - b), len(found) * (len(found) - 1) / 2)
-        for found in groups.values()
-        for a, b in itertools.combinations(found, 2)
-    ]
-    total = sum(1 / pairs for _, pairs in gaps)
-    reached = 0.0
-    for gap, pairs in sorted(gaps):
-        reached += 1 / pairs
-        if reached >= level * total - 1e-9:
-            return gap
-    return 0.0

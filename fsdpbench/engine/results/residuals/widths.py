@@ -53,6 +53,9 @@ class Condition(StrEnum):
     MODEL = "model"
 
 
+AS_IT_WAS = (Condition.KNOWN, Condition.NEW_CHIP)  # all was used that is known of the run
+
+
 class Quantity(StrEnum):
     """The quantity that a residual compares."""
 
@@ -105,11 +108,6 @@ class Residual:
         return (self.source, self.chip, self.family)
 
     @property
-    def as_it_was(self) -> bool:
-        """Return whether the run was predicted with all that is known of it."""
-        return self.condition in (Condition.KNOWN, Condition.NEW_CHIP)
-
-    @property
     def needed(self) -> float:
         """Return the width, before the network's part, with which the run is just inside its interval."""
         network = by_network(self.network_share, self.gpus) if self.quantity is Quantity.TIME else 0.0
@@ -129,6 +127,9 @@ def _residual(row: dict[str, str]) -> Residual:
 
 
 LEVEL = 0.9
+APART = 0.0464
+"""|ln(ratio)| of two steps of a model and machine that cannot be distinguished, if no more is known of their
+difference: how far residuals of a model's runs are apart (`ci/measure_differences.py`)."""
 _FEW_RUNS = 5
 _FEW_GROUPS = 4
 MORE_GPUS = "more than 512 GPUs, where published runs disagree"
@@ -143,7 +144,8 @@ _SLOWER = 2.5
 _HIDDEN = 0.72
 """The share of a step that collectives may take before they lengthen it: 32 GPTs, simulated on networks that
 are two and three times slower."""
-_NAMED = 0.1
+NAMED = 0.1
+"""From which on what was not measured is named."""
 
 
 class Unknown(StrEnum):
@@ -154,6 +156,9 @@ class Unknown(StrEnum):
     SYSTEM = "no published run of this system"
     SOFTWARE = "no published run of this software"
     MODEL = "no published run of this kind of model, optimizer and dtype is known in full"
+    SETTING = "no published run has these settings"
+    OFFLOAD = "no published run offloads activations"
+    LINK = "bandwidth to the host not measured with all GPUs of a node: fsdpbench calibrate narrows it"
     ATTENTION = "no published rates of this kernel of attention on this chip"
     UNMEASURED = "network between nodes not measured: fsdpbench calibrate --nccl-tests narrows it"
     COMPILED = "no compiled run could be compared"
@@ -191,7 +196,7 @@ class Width:
     def with_network(self, share: float, gpus: int, measured: bool = False) -> Width:
         """Return the width of a time on so many GPUs, of which collectives between nodes are a `share`."""
         network = by_network(0.0 if measured else share, gpus)
-        named = (Unknown.UNMEASURED,) if by_network(share, 1) > _NAMED and not measured else ()
+        named = (Unknown.UNMEASURED,) if by_network(share, 1) > NAMED and not measured else ()
         return dataclasses.replace(self, network=network, because=(*self.because, *named))
 
 
@@ -201,6 +206,20 @@ def by_network(share: float, gpus: int) -> float:
     beyond = math.log2(max(1.0, gpus / _AGREED_GPUS))
     longer = math.log1p(max(0.0, _SLOWER * share - max(share, _HIDDEN)))
     return math.hypot(longer, _MISSED_A_DOUBLING * beyond)
+
+
+# Packaged profiles have three quarters of what PCIe carries. One H100 and one H200 reached 4 and 11 % more,
+# alone (ci/measured/gpu); of all in a node each may reach half: two share a DGX A100's switch (from memory).
+_FASTER_LINK, _NEAR_LINK = 1.1, 0.1
+
+
+def by_link(step: float, slow: float, measured: bool) -> tuple[float, float]:
+    """Return |ln| of how much shorter and longer a step may be for the link to the host; `slow`: with copies
+    that take twice as long. The longest of many sums of durations, a step is convex in the time of a copy: x
+    of that time more adds at most x of what all of it adds, and less saves no more. `measured`: to 10 %."""
+    more = max(0.0, slow / step - 1)
+    saved = min(more * (1 - 1 / _FASTER_LINK), 1 / 2)
+    return -math.log1p(-saved), math.log1p(more * (_NEAR_LINK if measured else 1))
 
 
 def is_beyond(gpus: int) -> bool:
@@ -253,18 +272,6 @@ def _width(
     return Width(math.sqrt(base**2 + extra), tuple(because), len(known))
 
 
-def width_of_run(row: Residual) -> Width:
-    """Return the width that the step time of a published run would have if its source had not been used."""
-    aspects = {
-        Unknown.CHIP: row.condition is Condition.NEW_CHIP,
-        Unknown.NETWORK: row.network == "not stated" and row.nodes > 1,
-        Unknown.MEMORY: row.retries > 0,
-    }
-    unknown = [aspect for aspect, is_so in aspects.items() if is_so]
-    width = width_of(Quantity.TIME, unknown, row.compiled, without=row.source)
-    return width.with_network(row.network_share, row.gpus)
-
-
 @functools.cache
 def _edge(table: tuple[Residual, ...] | None) -> float:
     """Return the share of the memory above which a predicted peak's interval may end at all of it."""
@@ -299,6 +306,7 @@ _UNDER = {
     Unknown.SOFTWARE: (Condition.SOFTWARE,),
     Unknown.COMPILED: (Condition.SOFTWARE,),
     Unknown.MODEL: (Condition.MODEL,),
+    Unknown.SETTING: (Condition.MODEL,),
 }
 
 
