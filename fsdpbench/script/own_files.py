@@ -23,9 +23,8 @@ from typing import Any, cast
 import torch
 
 import fsdpbench
-from fsdpbench.base.configuration.script_source import ScriptSource
+from fsdpbench.base.configuration.script_source import INSTALLED, ScriptSource, own_folder
 
-_INSTALLED = ("site-packages", "dist-packages")
 PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -66,6 +65,12 @@ class OwnFiles:
         self._folder = str(source.own_folder) + os.sep
         self._whole = str(Path(self._script).absolute())
         self._known: dict[str, bool] = {}
+
+    def turn_to(self, file: str, module: str) -> None:
+        """Answer for another program from now on, which a launcher starts."""
+        self._script, self._whole = file, str(Path(file).absolute())
+        self._folder = f"{own_folder(file, module)}{os.sep}"
+        self._known.clear()
 
     def whole_name(self, name: str) -> str:
         """Return the name of one of the files from the root on; the script may have changed folders."""
@@ -108,7 +113,7 @@ class OwnFiles:
             return True
         if not name.startswith(self._folder) or name.startswith(_NOT_THE_SCRIPTS):
             return False
-        return not any(part in name[len(self._folder) :].split(os.sep) for part in _INSTALLED)
+        return not any(part in name[len(self._folder) :].split(os.sep) for part in INSTALLED)
 
     def place(self, frame: FrameType | None) -> Place:
         """Return the line that runs in a frame; without a frame, an unknown one."""
@@ -129,7 +134,7 @@ class OwnFiles:
             name = frame.f_code.co_filename
             if self.has(name):
                 return frame
-            installed = any(f"{os.sep}{part}{os.sep}" in name for part in _INSTALLED)
+            installed = any(f"{os.sep}{part}{os.sep}" in name for part in INSTALLED)
             if library is None and installed and not name.startswith((PACKAGE, _TORCH)):
                 library = frame
             frame = frame.f_back
@@ -221,6 +226,12 @@ def _place(node: ast.expr | ast.stmt) -> tuple[Any, ...]:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
+def in_a_line(error: BaseException) -> str:
+    """Return an error's kind and the first line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def run_as_main(source: ScriptSource) -> str:
     """Run a script as `__main__`; return the error in its exit code, or nothing. Raises as it does."""
     multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
@@ -233,7 +244,8 @@ def run_as_main(source: ScriptSource) -> str:
             runpy.run_path(source.path, run_name="__main__")
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            return f"the script ended itself with exit code {stop.code}"
+            after = f" after {in_a_line(stop.__context__)}" if isinstance(stop.__context__, Exception) else ""
+            return f"the script ended itself with exit code {stop.code}{after}"
     return ""
 
 

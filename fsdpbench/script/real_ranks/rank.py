@@ -21,10 +21,9 @@ from fsdpbench.base.torch_internals import replace
 from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.records import RankRecord, Status, write_record
-from fsdpbench.script.cuda.refusals import in_a_line
 from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.launchers import run_workers_here
-from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main, run_function
+from fsdpbench.script.own_files import PACKAGE, OwnFiles, in_a_line, run_as_main, run_function
 from fsdpbench.script.real_ranks.checkpoints import CheckpointWatch
 from fsdpbench.script.real_ranks.host_cuda import OneNodeError, hide_accelerator, map_gpus, map_host
 from fsdpbench.script.real_ranks.pieces import keep
@@ -119,7 +118,7 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
     rank, notes = placement.rank, set[str]()
     _set_environment(placement)
     map_host(notes)
-    run_workers_here()
+    run_workers_here(own_files)
     Shrinking(notes, saves=task.way in (Way.SAVES, Way.RESUMES))
     files = ScriptFiles(folder, None, keeps_all=True)
     files.install()

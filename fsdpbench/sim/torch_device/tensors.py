@@ -179,9 +179,11 @@ class Share(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """The whole numbers that came from the host, as one row: a random state, labels, an attention mask."""
+    """The whole numbers that came from the host, as one row: a random state, labels, an attention mask.
+    `assumed`: a collective brought them, and every rank is taken to hold the same."""
 
     values: torch.Tensor
+    assumed: Assumed = Assumed.NO
 
 
 Choice = Chosen | Share | Listed

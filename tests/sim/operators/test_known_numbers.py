@@ -149,5 +149,13 @@ def test_collectives_leave_no_number_of_before() -> None:
     assert not read(five)[1]
     dist.broadcast(numbers, 0)
     assert read(numbers[1]) == (5, True)
+    row, both = torch.empty(16, dtype=torch.int64, device="sim"), torch.tensor([3, 1 << 40], device="sim")
+    dist.all_gather_into_tensor(row, numbers)
+    assert read(row[5]) == (5, False)
+    assert read((row[4:] - 1)[9]) == (4, False)  # what is computed of a guess is one
+    dist.all_reduce(both, op=dist.ReduceOp.MAX)
+    assert both.cpu().tolist() == [3, 1 << 40]
     dist.all_reduce(numbers)
-    assert not read(numbers[1])[1]
+    assert read(numbers[1]) == (20, False)
+    dist.reduce_scatter_tensor(numbers[:1], numbers.clone())
+    assert read(numbers[1]) == (0, False)

@@ -31,9 +31,11 @@ import torch.distributed as dist
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import (
     MOST_LISTED,
+    assumed_of,
     choice_of,
     followed_choice,
     mark,
+    numbers_in,
     placed,
     whole_numbers,
 )
@@ -85,6 +87,7 @@ def computed(
     if name not in _UNLIKE and not any(isinstance(choice_of(each), Listed) for each in taken):
         return False
     stores: dict[int, torch.Tensor] = {}
+    assumed = assumed_of(*taken)
     for tensor in taken:
         record = record_of(tensor.untyped_storage())
         is_filled = name == "copy_" and args[0] is tensor is not args[1]
@@ -107,20 +110,20 @@ def computed(
         return False
     if written:
         for each in written:
-            mark(each, Listed(stores[id(each.untyped_storage())]))
+            mark(each, Listed(stores[id(each.untyped_storage())], assumed))
         return True
     values = found if isinstance(found, (list, tuple)) else [found]
-    return min(_keep(result, value) for result, value in zip(results, values, strict=True))
+    return min(_keep(result, value, assumed) for result, value in zip(results, values, strict=True))
 
 
-def _keep(result: torch.Tensor, value: torch.Tensor) -> bool:
+def _keep(result: torch.Tensor, value: torch.Tensor, assumed: Assumed) -> bool:
     """Keep a result's numbers, if they fill its storage in the same order."""
     record = record_of(result.untyped_storage())
     storage = value.untyped_storage()
     alike = result.dtype == value.dtype and result.shape == value.shape and result.stride() == value.stride()
     if record is None or not alike or value.is_floating_point() or storage.nbytes() != record.nbytes:
         return False
-    mark(result, Listed(value.new_empty(0).set_(storage)))
+    mark(result, Listed(value.new_empty(0).set_(storage), assumed))
     return True
 
 
@@ -142,7 +145,7 @@ def known_of(tensor: torch.Tensor) -> Known | None:
     if record is None or not tensor.numel():
         return None
     if isinstance(record.choice, Listed) and record.nbytes == tensor.element_size():
-        return Known(record.choice.values.view(tensor.dtype), Assumed.NO)  # loaded straight to the device
+        return Known(record.choice.values.view(tensor.dtype), record.choice.assumed)  # loaded straight there
     known = record.known  # of another dtype: its bytes are other numbers there
     return known if known is None or known.value.dtype is tensor.dtype else None
 
@@ -166,9 +169,14 @@ def _are_listed(target: torch.Tensor, source: Any) -> bool:
     """Return whether the host's `source` is the whole content of a storage, and whole numbers."""
     if not isinstance(source, torch.Tensor) or source.dtype not in _WHOLE or holds_placeholders(source):
         return False
-    record = record_of(target.untyped_storage())
-    fits = record is not None and record.nbytes == target.numel() * target.element_size() <= MOST_LISTED
-    return fits and target.dtype is source.dtype and target.is_contiguous()
+    return target.dtype is source.dtype and _fills(target)
+
+
+def _fills(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is the whole content of a storage that is small enough to be listed."""
+    record = record_of(tensor.untyped_storage())
+    fits = record is not None and record.nbytes == tensor.numel() * tensor.element_size() <= MOST_LISTED
+    return fits and tensor.is_contiguous()
 
 
 _WHOLE = (torch.uint8, torch.bool, torch.int32, torch.int64)
@@ -348,17 +356,24 @@ def follow_collective(
 ) -> None:
     """Set the known values of a collective's outputs: every rank is assumed to hold this one's."""
     reduces = kind in ("all_reduce", "reduce_scatter")
+    rows = [numbers_in(tensor) if is_on_device(tensor) else None for tensor in inputs]
     known = [known_of(tensor) if is_on_device(tensor) else None for tensor in inputs]
     same = known[0] if known and all(each == known[0] for each in known) else None
-    for output in outputs:
+
+    def met(value: torch.Tensor) -> torch.Tensor:
+        if reduces and reduction == dist.ReduceOp.SUM:
+            return value * size
+        return value**size if reduces and reduction == dist.ReduceOp.PRODUCT else value
+
+    for place, output in enumerate(outputs):
         if kind == "broadcast" and inputs is outputs and isinstance(choice_of(output), Listed):
             continue  # it is what is sent
-        if same is None:
+        row = rows[place if len(rows) == len(outputs) else 0] if rows else None
+        if same is not None:
+            learn(output, met(same.value), assumed=same.assumed or Assumed(kind != "broadcast"))
+        elif row is None or kind not in ("all_reduce", "all_gather") or not _fills(output):
             forget(record_of(output.untyped_storage()))
-            continue
-        value = same.value
-        if reduces and reduction == dist.ReduceOp.SUM:
-            value = value * size
-        elif reduces and reduction == dist.ReduceOp.PRODUCT:
-            value = value**size
-        learn(output, value, assumed=same.assumed or Assumed(kind != "broadcast"))
+        else:
+            times = output.numel() // max(1, row.numel())
+            row = met(row.reshape(-1)).to(output.dtype).repeat(times)
+            mark(output, Listed(row, Assumed.GUESS))
