@@ -8,7 +8,6 @@ processes, the program of this rank runs in this one instead, as `__main__`.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import runpy
@@ -22,19 +21,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import elastic_launch
 
-from fsdpbench.base.configuration.script_source import file_of_module
 from fsdpbench.script.interposing import around
-from fsdpbench.script.own_files import OwnFiles
 
 _STARTERS = ("accelerate.commands.launch", "deepspeed.launcher.", "composer.cli.launcher", "llamafactory.")
 """Modules, also run as `__main__`, that start workers by `subprocess.Popen`."""
 _PROGRAMS = ("python", "torchrun")
 _MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli"}
-_LAUNCHED = re.compile(
-    r"(\S*/)?(python\S* (-\S+ )*-m (torch\.distributed\.(run|launch)|accelerate\.commands\.launch)|torchrun"
-    r"|accelerate launch)( .*)?",
-    re.DOTALL,
-)
+_LAUNCHED = r"(\S*/)?(torchrun|accelerate launch|python\S* (-\S+ )*-m (torch|accelerate)\S+\.(run|launch)) "
 """Command lines that start the workers of a job, whoever calls them."""
 _COUNTS = (
     "nproc", "nnodes", "num_processes", "num_machines", "num_gpus", "num_nodes", "config_file", "devices",
@@ -54,32 +47,31 @@ class OtherWorldError(ValueError):
         )
 
 
-def run_workers_here(own_files: OwnFiles) -> None:
-    """Let launchers run the program of their worker in this process from now on, as the own one."""
-    around(elastic_launch, "__call__", functools.partial(_launching, own_files))
-    around(subprocess.Popen, "__init__", functools.partial(_starting, own_files))
-    around(os, "execvpe", functools.partial(_executing, own_files))
+def run_workers_here() -> None:
+    """Let launchers run the program of their worker in this process from now on."""
+    around(elastic_launch, "__call__", _launching)
+    around(subprocess.Popen, "__init__", _starting)
+    for name in ("execvp", "execvpe"):
+        around(os, name, _executing)
 
 
-def _executing(own_files: OwnFiles, original: Callable[..., Any], file: Any, args: Any, env: Any) -> None:
+def _executing(original: Callable[..., Any], file: Any, args: Any, *env: Mapping[str, str]) -> None:
     """Call `os.execvpe`, by which a launcher becomes another one."""
     if not _is_worker(args):
-        original(file, args, env)
-    os.environ.update(env)
-    run_program([os.fsdecode(word) for word in args], own_files)
+        original(file, args, *env)
+    os.environ.update(*env)
+    run_program([os.fsdecode(word) for word in args])
     sys.exit()
 
 
-def _launching(
-    own_files: OwnFiles, original: Callable[..., Any], launcher: Any, *arguments: Any
-) -> dict[int, Any]:
+def _launching(original: Callable[..., Any], launcher: Any, *arguments: Any) -> dict[int, Any]:
     """Launch as torchrun, accelerate and Lightning's command line do: here, this rank alone."""
     config, entry = launcher._config, launcher._entrypoint
     _check(config.max_nodes, config.nproc_per_node)
     if callable(entry):
         return {int(os.environ["RANK"]): entry(*arguments)}
     rank = os.environ["LOCAL_RANK"]
-    run_program([str(word).replace("${local_rank}", rank) for word in (entry, *arguments)], own_files)
+    run_program([str(word).replace("${local_rank}", rank) for word in (entry, *arguments)])
     return {}
 
 
@@ -94,9 +86,7 @@ def _check(nodes: int, processes: int) -> None:
         raise OtherWorldError(nodes, processes)
 
 
-def _starting(
-    own_files: OwnFiles, original: Callable[..., Any], process: Any, args: Any, *others: Any, **options: Any
-) -> None:
+def _starting(original: Callable[..., Any], process: Any, args: Any, *others: Any, **options: Any) -> None:
     """Call `subprocess.Popen.__init__`, by which other launchers start a process for each rank."""
     if not _is_worker(args):
         return original(process, args, *others, **options)
@@ -109,7 +99,7 @@ def _starting(
         raise OtherWorldError(1, int(world))
     if environment.get("RANK", os.environ["RANK"]) == os.environ["RANK"]:
         os.environ.update(environment)
-        run_program([os.fsdecode(word) for word in args], own_files)
+        run_program([os.fsdecode(word) for word in args])
     return None
 
 
@@ -117,7 +107,7 @@ def _is_worker(words: Any) -> bool:
     """Return whether a launcher starts a Python program, or another launcher, with these words."""
     if isinstance(words, (str, bytes)) or not words:
         return False
-    if not dist.is_initialized() and _LAUNCHED.fullmatch(" ".join(map(os.fsdecode, words))):
+    if not dist.is_initialized() and re.match(_LAUNCHED, " ".join([*map(os.fsdecode, words), ""])):
         return True
     frame: FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_code.co_filename == subprocess.__file__:
@@ -128,22 +118,20 @@ def _is_worker(words: Any) -> bool:
     return name.startswith(_STARTERS) and os.path.basename(os.fsdecode(words[0])).startswith(_PROGRAMS)
 
 
-def run_program(words: Sequence[str], own_files: OwnFiles) -> None:
+def run_program(words: Sequence[str]) -> None:
     """Run a command line in this process: `[python, -u, train.py, ...]`, `[python, -m, package.train, ...]`
     or `[train.py, ...]`."""
-    rest = list(words)
-    if os.path.basename(rest[0]) in _MODULES:
-        rest = ["-m", _MODULES[os.path.basename(rest[0])], *rest[1:]]
-    elif os.path.basename(rest[0]).startswith("python"):
+    rest, name = list(words), os.path.basename(words[0])
+    if name in _MODULES:
+        rest = ["-m", _MODULES[name], *rest[1:]]
+    elif name.startswith("python"):
         rest = rest[1:]
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         rest = rest[1:]
     if rest[:1] == ["-m"]:
         sys.argv = rest[1:]
-        own_files.turn_to(str(file_of_module(rest[1])), rest[1])
         runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = rest
-    own_files.turn_to(rest[0], "")
     sys.path.insert(0, os.path.dirname(os.path.abspath(rest[0])))
     runpy.run_path(rest[0], run_name="__main__")

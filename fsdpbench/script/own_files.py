@@ -23,8 +23,9 @@ from typing import Any, cast
 import torch
 
 import fsdpbench
-from fsdpbench.base.configuration.script_source import INSTALLED, ScriptSource, own_folder
+from fsdpbench.base.configuration.script_source import ScriptSource
 
+_INSTALLED = ("site-packages", "dist-packages")
 PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -66,12 +67,6 @@ class OwnFiles:
         self._whole = str(Path(self._script).absolute())
         self._known: dict[str, bool] = {}
 
-    def turn_to(self, file: str, module: str) -> None:
-        """Answer for another program from now on, which a launcher starts."""
-        self._script, self._whole = file, str(Path(file).absolute())
-        self._folder = f"{own_folder(file, module)}{os.sep}"
-        self._known.clear()
-
     def whole_name(self, name: str) -> str:
         """Return the name of one of the files from the root on; the script may have changed folders."""
         return self._whole if name == self._script else name
@@ -109,11 +104,11 @@ class OwnFiles:
         return f"{said}, at {place.short}: {text}" if place.file else said
 
     def _is_own(self, name: str) -> bool:
-        if name == self._script:
-            return True
+        if name == self._script:  # what a package's command calls is in the package
+            return os.path.dirname(self._whole) != os.path.dirname(sys.executable)
         if not name.startswith(self._folder) or name.startswith(_NOT_THE_SCRIPTS):
             return False
-        return not any(part in name[len(self._folder) :].split(os.sep) for part in INSTALLED)
+        return not any(part in name[len(self._folder) :].split(os.sep) for part in _INSTALLED)
 
     def place(self, frame: FrameType | None) -> Place:
         """Return the line that runs in a frame; without a frame, an unknown one."""
@@ -134,7 +129,7 @@ class OwnFiles:
             name = frame.f_code.co_filename
             if self.has(name):
                 return frame
-            installed = any(f"{os.sep}{part}{os.sep}" in name for part in INSTALLED)
+            installed = any(f"{os.sep}{part}{os.sep}" in name for part in _INSTALLED)
             if library is None and installed and not name.startswith((PACKAGE, _TORCH)):
                 library = frame
             frame = frame.f_back
@@ -244,8 +239,9 @@ def run_as_main(source: ScriptSource) -> str:
             runpy.run_path(source.path, run_name="__main__")
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            after = f" after {in_a_line(stop.__context__)}" if isinstance(stop.__context__, Exception) else ""
-            return f"the script ended itself with exit code {stop.code}{after}"
+            cause = stop.__context__
+            said = f" after {in_a_line(cause)}" if isinstance(cause, Exception) else ""
+            return f"the script ended itself with exit code {stop.code}{said}"
     return ""
 
 

@@ -101,7 +101,7 @@ class _Run:
         self.saves = Saves(self.steps)
         self.files.checkpoints.on_save = self._saving
         self.files.checkpoints.on_storage = self.saves.add
-        run_workers_here(self.own_files)
+        run_workers_here()
         leave_cache_alone(self.files.overlay.exempt)
         if self.recorder is not None:
             self.recorder.follow_files(self.files.overlay, rank_0 / "files")

@@ -21,7 +21,6 @@ _LAUNCHERS = {
     "torch.distributed.launch", "accelerate.commands.launch", "accelerate.commands.accelerate_cli",
     "deepspeed.launcher.runner", "lightning.fabric.cli", "composer.cli.launcher",
 }  # fmt: skip
-INSTALLED = ("site-packages", "dist-packages")
 _LEFT_OUT = ("module", "check_ranks", "keeps_files", "function")
 """Not recorded where they say nothing."""
 
@@ -107,19 +106,16 @@ class ScriptSource:
         """Where the script's own files are: beside it, or in its package."""
         if self.function is not None:
             return Path(self.function.root)
-        return own_folder(*self.program)
+        file, module = self.program
+        path = Path(file).absolute()
+        if not module:
+            return path.parent
+        package = module.partition(".")[0]
+        return next((folder for folder in path.parents if folder.name == package), path.parent)
 
     def to_dict(self) -> dict[str, object]:
         record = msgspec.to_builtins(self)
         return {name: value for name, value in record.items() if value or name not in _LEFT_OUT}
-
-
-def own_folder(file: str, module: str) -> Path:
-    """Return the folder of a program's own files: that of its file, or of the package that it is in."""
-    path = Path(file).absolute()
-    package = module.partition(".")[0] or None
-    inside = (each for each in path.parents if each.name == package or each.parent.name in INSTALLED)
-    return next(inside, path.parent)
 
 
 def spread_ranks(world: int, count: int | None) -> tuple[int, ...]:

@@ -118,7 +118,7 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
     rank, notes = placement.rank, set[str]()
     _set_environment(placement)
     map_host(notes)
-    run_workers_here(own_files)
+    run_workers_here()
     Shrinking(notes, saves=task.way in (Way.SAVES, Way.RESUMES))
     files = ScriptFiles(folder, None, keeps_all=True)
     files.install()

@@ -60,7 +60,20 @@ def zeros(*shape: int) -> Callable[[str], torch.Tensor]:
     return lambda device: torch.zeros(shape, dtype=torch.int64, device=device)
 
 
+def never(device: str) -> torch.Tensor:
+    return torch.rand(4, device=device) > torch.full((4,), 2.0, device=device)
+
+
+def left_of(device: str) -> torch.Tensor:
+    """As a generation ends by its length, whatever was sampled."""
+    longest = torch.full((4,), True, device=device)
+    return torch.ones(4, dtype=torch.int64, device=device) & ~(never(device) | longest)
+
+
 CASES: dict[str, Case] = {
+    "one side decides": left_of,
+    "a false side": lambda d: torch.full((4,), False, device=d).logical_and(never(d)),
+    "a number decides nothing": lambda d: torch.ones(4, dtype=torch.int64, device=d) | 2 * never(d).long(),
     "numbers over a number": written_over,
     "then as floats": lambda d: written_over(d).float().sum(),
     "then multiplied": lambda d: written_over(d).prod(),
@@ -83,7 +96,10 @@ CASES: dict[str, Case] = {
     "places of a number": lambda d: torch.full((), 3, device=d).nonzero(),
     "undeclared writes": running_mean,
 }
-KNOWN = ("numbers over a number", "their values", "fewer numbers than places", "itself")
+KNOWN = (
+    "one side decides", "a false side", "numbers over a number", "their values", "fewer numbers than places",
+    "itself",
+)  # fmt: skip
 
 
 def test_what_is_known_is_what_the_host_has() -> None:

@@ -68,6 +68,8 @@ _COMPUTED = {
     "argmax", "index_put_", "scatter_", "floor_divide", "fill_", "zero_", "one_hot", "tril", "triu",
 }  # fmt: skip
 """Operators beside the pointwise ones."""
+_DECIDING = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logical_and": False}
+"""Values of one side that decide the result, whatever the other is."""
 _UNLIKE = {"cumsum", "cat", "constant_pad_nd"}
 """Operators that make different numbers of equal ones."""
 
@@ -169,14 +171,9 @@ def _are_listed(target: torch.Tensor, source: Any) -> bool:
     """Return whether the host's `source` is the whole content of a storage, and whole numbers."""
     if not isinstance(source, torch.Tensor) or source.dtype not in _WHOLE or holds_placeholders(source):
         return False
-    return target.dtype is source.dtype and _fills(target)
-
-
-def _fills(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is the whole content of a storage that is small enough to be listed."""
-    record = record_of(tensor.untyped_storage())
-    fits = record is not None and record.nbytes == tensor.numel() * tensor.element_size() <= MOST_LISTED
-    return fits and tensor.is_contiguous()
+    record = record_of(target.untyped_storage())
+    fits = record is not None and record.nbytes == target.numel() * target.element_size() <= MOST_LISTED
+    return fits and target.dtype is source.dtype and target.is_contiguous()
 
 
 _WHOLE = (torch.uint8, torch.bool, torch.int32, torch.int64)
@@ -307,7 +304,8 @@ def _evaluate(
         return known_of(taken[1])
     known = [known_of(tensor) for tensor in taken]
     if not results or any(each is None for each in known):
-        return None
+        bools = [each for each in known if each is not None and each.value.dtype is torch.bool]
+        return next((each for each in bools if each.value.item() is _DECIDING.get(name)), None)
     values = [each.value for each in known if each is not None]
     assumed = max(each.assumed for each in known if each is not None)
     if name in _SAME and len(results) == 1 and all(torch.equal(value, values[0]) for value in values):
@@ -368,12 +366,11 @@ def follow_collective(
     for place, output in enumerate(outputs):
         if kind == "broadcast" and inputs is outputs and isinstance(choice_of(output), Listed):
             continue  # it is what is sent
+        forget(record_of(output.untyped_storage()))
         row = rows[place if len(rows) == len(outputs) else 0] if rows else None
         if same is not None:
             learn(output, met(same.value), assumed=same.assumed or Assumed(kind != "broadcast"))
-        elif row is None or kind not in ("all_reduce", "all_gather") or not _fills(output):
-            forget(record_of(output.untyped_storage()))
-        else:
-            times = output.numel() // max(1, row.numel())
-            row = met(row.reshape(-1)).to(output.dtype).repeat(times)
-            mark(output, Listed(row, Assumed.GUESS))
+        elif row is not None and kind in ("all_reduce", "all_gather"):
+            row = met(row.reshape(-1)).to(output.dtype).repeat(output.numel() // max(1, row.numel()))
+            if _are_listed(output, row):
+                mark(output, Listed(row, Assumed.GUESS))
