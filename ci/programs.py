@@ -103,7 +103,8 @@ def environment_of(folder: Path, name: str, wanted: dict[str, Any], there: str |
         subprocess.run([*pip, torch, *wanted["packages"]], check=True)
         if wanted.get("without_dependencies"):
             subprocess.run([*pip, "--no-deps", *wanted["without_dependencies"]], check=True)
-        subprocess.run([*pip, "-e", CHECKOUT, torch], check=True)
+        alone = ["--no-deps"] if "torch" in wanted else []  # a torch that fsdpbench does not ask for
+        subprocess.run([*pip, *alone, "-e", CHECKOUT, torch], check=True)
         if wanted.get("without"):
             subprocess.run([place / "bin" / "pip", "uninstall", "-q", "-y", *wanted["without"]], check=True)
         (place / "made").touch()

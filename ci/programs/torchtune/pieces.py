@@ -1,4 +1,4 @@
-"""Make `pieces.model`, a SentencePiece tokenizer of `text.txt`, and `chats.jsonl`, preferences as messages."""
+"""Make `pieces.model`, a tokenizer of the words of `text.txt`, and `chats.jsonl`, preferences."""
 
 import json
 from pathlib import Path

@@ -140,7 +140,7 @@ def map_gpus() -> None:
         device_count=torch.cuda.device_count, is_available=torch.cuda.is_available, synchronize=_nothing,
         current_accelerator=_answering(torch.device(_HOST)), current_stream=torch.cuda.current_stream,
     )  # fmt: skip
-    replace(torch.version, cuda="12.8")
+    replace(torch.version, cuda=torch.version.cuda or "12.8")
     replace(torch.cpu, device_count=torch.cuda.device_count)  # which FSDP1 asks for the ranks of a node
     replace(dist, is_nccl_available=torch.cuda.is_available)
     map_nccl_class()
