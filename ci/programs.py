@@ -222,7 +222,7 @@ def page(rows: list[dict[str, Any]], results: dict[str, Any]) -> str:
     if bad:
         lines += ["\n## What does not run\n", "| program | why |", "|---|---|"]
         lines += [f"| {row['title']} | {row.get('why') or _cell(found['cause'])} |" for row, found in bad]
-    checked = [(row, found) for row, found in good if "sanitizer_findings" in found]
+    checked = [(row, found) for row, found in good if found.get("sanitize_status") == "ok"]
     if checked:
         clean = sum(found["sanitizer_findings"] == 0 for _, found in checked)
         lines += [f"\n`--sanitize`: {clean} of {len(checked)} programs without a finding."]
