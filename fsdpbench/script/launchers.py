@@ -9,6 +9,7 @@ processes, the program of this rank runs in this one instead, as `__main__`.
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.launcher.api import elastic_launch
 
 from fsdpbench.script.interposing import around
@@ -24,6 +26,9 @@ from fsdpbench.script.interposing import around
 _STARTERS = ("accelerate.commands.launch", "deepspeed.launcher.", "composer.cli.launcher", "llamafactory.")
 """Modules, also run as `__main__`, that start workers by `subprocess.Popen`."""
 _PROGRAMS = ("python", "torchrun")
+_MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli"}
+_LAUNCHED = r"(\S*/)?(torchrun|accelerate launch|python\S* (-\S+ )*-m (torch|accelerate)\S+\.(run|launch)) "
+"""Command lines that start the workers of a job, whoever calls them."""
 _COUNTS = (
     "nproc", "nnodes", "num_processes", "num_machines", "num_gpus", "num_nodes", "config_file", "devices",
 )  # fmt: skip
@@ -46,6 +51,17 @@ def run_workers_here() -> None:
     """Let launchers run the program of their worker in this process from now on."""
     around(elastic_launch, "__call__", _launching)
     around(subprocess.Popen, "__init__", _starting)
+    for name in ("execvp", "execvpe"):
+        around(os, name, _executing)
+
+
+def _executing(original: Callable[..., Any], file: Any, args: Any, *env: Mapping[str, str]) -> None:
+    """Call `os.execvpe`, by which a launcher becomes another one."""
+    if not _is_worker(args):
+        original(file, args, *env)
+    os.environ.update(*env)
+    run_program([os.fsdecode(word) for word in args])
+    sys.exit()
 
 
 def _launching(original: Callable[..., Any], launcher: Any, *arguments: Any) -> dict[int, Any]:
@@ -91,6 +107,8 @@ def _is_worker(words: Any) -> bool:
     """Return whether a launcher starts a Python program, or another launcher, with these words."""
     if isinstance(words, (str, bytes)) or not words:
         return False
+    if not dist.is_initialized() and re.match(_LAUNCHED, " ".join([*map(os.fsdecode, words), ""])):
+        return True
     frame: FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_code.co_filename == subprocess.__file__:
         frame = frame.f_back
@@ -103,10 +121,10 @@ def _is_worker(words: Any) -> bool:
 def run_program(words: Sequence[str]) -> None:
     """Run a command line in this process: `[python, -u, train.py, ...]`, `[python, -m, package.train, ...]`
     or `[train.py, ...]`."""
-    rest = list(words)
-    if os.path.basename(rest[0]) == "torchrun":
-        rest = ["-m", "torch.distributed.run", *rest[1:]]
-    elif os.path.basename(rest[0]).startswith("python"):
+    rest, name = list(words), os.path.basename(words[0])
+    if name in _MODULES:
+        rest = ["-m", _MODULES[name], *rest[1:]]
+    elif name.startswith("python"):
         rest = rest[1:]
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         rest = rest[1:]

@@ -104,8 +104,8 @@ class OwnFiles:
         return f"{said}, at {place.short}: {text}" if place.file else said
 
     def _is_own(self, name: str) -> bool:
-        if name == self._script:
-            return True
+        if name == self._script:  # what a package's command calls is in the package
+            return os.path.dirname(self._whole) != os.path.dirname(sys.executable)
         if not name.startswith(self._folder) or name.startswith(_NOT_THE_SCRIPTS):
             return False
         return not any(part in name[len(self._folder) :].split(os.sep) for part in _INSTALLED)
@@ -221,6 +221,12 @@ def _place(node: ast.expr | ast.stmt) -> tuple[Any, ...]:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
+def in_a_line(error: BaseException) -> str:
+    """Return an error's kind and the first line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def run_as_main(source: ScriptSource) -> str:
     """Run a script as `__main__`; return the error in its exit code, or nothing. Raises as it does."""
     multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
@@ -233,7 +239,9 @@ def run_as_main(source: ScriptSource) -> str:
             runpy.run_path(source.path, run_name="__main__")
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            return f"the script ended itself with exit code {stop.code}"
+            cause = stop.__context__
+            said = f" after {in_a_line(cause)}" if isinstance(cause, Exception) else ""
+            return f"the script ended itself with exit code {stop.code}{said}"
     return ""
 
 

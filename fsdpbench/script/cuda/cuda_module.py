@@ -29,7 +29,7 @@ from fsdpbench.sim.torch_device.patches.torch_patches import as_function
 _SUBMODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
 _AS_IN_SIMULATION = ("cuda_lazy_init", "cuda_is_in_bad_fork")
 _EXCHANGING = ("cuda_exchange_device", "cuda_maybe_exchange_device")
-_CUDA_VERSION = "12.8"
+_CUDA_VERSION = torch.version.cuda or "12.8"  # torchvision compares it with its own
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _ONLY_SIMULATED = ("get_amp_supported_dtype",)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,18 @@ _DEVICE_ALONE = ("nccl", "cuda:nccl")
 _NCCL_VERSION = (2, 27, 3)
 
 
+class _NcclGroup:
+    """`ProcessGroupNCCL`, which torch's build for CPUs lacks. Its options are taken, and change nothing."""
+
+    Options = functools.partial(SimpleNamespace, is_high_priority_stream=False, config=SimpleNamespace())
+
+
+def map_nccl_class() -> None:
+    """Let scripts make options of groups where torch has no NCCL."""
+    if not hasattr(dist, "ProcessGroupNCCL"):
+        dist.ProcessGroupNCCL = _NcclGroup  # type: ignore[assignment,misc]
+
+
 def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     """Map backends by name, and what starts processes."""
     replacements.add(dist.init_process_group, _init_process_group(dist.init_process_group, simulation))
@@ -45,6 +58,7 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     patch("barrier_after_init", lambda original: lambda: 0)
     # In torch.distributed alone: where torch itself asks, it goes on to use the C++ class.
     replace(dist, is_nccl_available=lambda: True)
+    map_nccl_class()
     replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION, is_available=lambda tensors: True)
 
 

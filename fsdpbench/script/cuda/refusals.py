@@ -19,6 +19,7 @@ import torch.cuda.graphs
 import torch.cuda.memory  # noqa: F401 - looked up by name
 
 from fsdpbench.base.torch_internals import IN_ITS_PLACE, expect, gone
+from fsdpbench.script.own_files import in_a_line
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
 
@@ -136,12 +137,6 @@ def explained(error: BaseException) -> str:
     line = in_a_line(error)
     hint = _WITHOUT_TRITON if "TritonMissing" in line else _hint(error)
     return f"{line} ({hint})" if hint else line
-
-
-def in_a_line(error: BaseException) -> str:
-    """Return an error's kind and the first line of its text."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _hint(error: BaseException) -> str | None:

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from fsdpbench.base.torch_internals import patch, replace
 from fsdpbench.script.cuda.device_names import CUDA, map_amp, map_device_names
-from fsdpbench.script.cuda.distributed import map_starters
+from fsdpbench.script.cuda.distributed import map_nccl_class, map_starters
 from fsdpbench.script.cuda.profiling import map_profiler
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.script.interposing import Arguments, around, around_fsdp1, around_imports, around_init
@@ -140,9 +140,10 @@ def map_gpus() -> None:
         device_count=torch.cuda.device_count, is_available=torch.cuda.is_available, synchronize=_nothing,
         current_accelerator=_answering(torch.device(_HOST)), current_stream=torch.cuda.current_stream,
     )  # fmt: skip
-    replace(torch.version, cuda="12.8")
+    replace(torch.version, cuda=torch.version.cuda or "12.8")
     replace(torch.cpu, device_count=torch.cuda.device_count)  # which FSDP1 asks for the ranks of a node
     replace(dist, is_nccl_available=torch.cuda.is_available)
+    map_nccl_class()
     replace(torch.cuda.nccl, version=_answering((2, 27, 3)), is_available=torch.cuda.is_available)
     replace(torch.Tensor, pin_memory=lambda tensor, device=None: tensor, record_stream=_nothing)
 

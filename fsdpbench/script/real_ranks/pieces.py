@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from fsdpbench.base.writing import replacing
 from fsdpbench.script.model_blocks import plain_name, roots
 
 
@@ -159,8 +160,9 @@ def _stretch(shape: torch.Size, start: int, values: torch.Tensor) -> Piece:
 
 
 def keep(content: object, path: Path) -> None:
-    """Write tensors and what holds them to `path`, for the other ranks and runs."""
-    torch.save(content, path)
+    """Write tensors and what holds them to `path`, whole or not at all, for the other ranks and runs."""
+    with replacing(path) as aside:
+        torch.save(content, aside)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,10 +21,9 @@ from fsdpbench.base.torch_internals import replace
 from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.records import RankRecord, Status, write_record
-from fsdpbench.script.cuda.refusals import in_a_line
 from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.launchers import run_workers_here
-from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main, run_function
+from fsdpbench.script.own_files import PACKAGE, OwnFiles, in_a_line, run_as_main, run_function
 from fsdpbench.script.real_ranks.checkpoints import CheckpointWatch
 from fsdpbench.script.real_ranks.host_cuda import OneNodeError, hide_accelerator, map_gpus, map_host
 from fsdpbench.script.real_ranks.pieces import keep

@@ -179,9 +179,10 @@ class Share(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """The whole numbers that came from the host, as one row: a random state, labels, an attention mask."""
+    """Whole numbers in a row, from the host (labels, a mask); `assumed`: other ranks are to hold them too."""
 
     values: torch.Tensor
+    assumed: Assumed = Assumed.NO
 
 
 Choice = Chosen | Share | Listed

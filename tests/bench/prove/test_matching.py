@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpbench.answers.prove.matching import Known, cut, explain, is_right, tolerance
-from fsdpbench.script.real_ranks.pieces import Piece, whole
+from fsdpbench.script.real_ranks.pieces import Piece, keep, whole
 
 SHAPE = (6, 5)
 
@@ -113,3 +115,12 @@ def test_pieces_make_the_whole_again() -> None:
     other = whole([Piece(SHAPE, (0, 0), tensor), Piece(SHAPE, (0, 0), tensor + 1)])
     assert other is not None
     assert other.apart
+
+
+def test_what_a_rank_leaves_is_whole(tmp_path: Path) -> None:
+    """A rank that is killed while it writes leaves nothing, not half a file that a reader stumbles on."""
+    with pytest.raises(AttributeError, match="pickle"):
+        keep({"weight": torch.ones(3), "later": lambda: 0}, tmp_path / "rank0.pt")
+    assert not [*tmp_path.iterdir()]
+    keep({"weight": torch.ones(3)}, tmp_path / "rank0.pt")
+    assert torch.load(tmp_path / "rank0.pt")["weight"].tolist() == [1, 1, 1]

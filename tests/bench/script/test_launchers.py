@@ -97,6 +97,36 @@ def test_a_launcher_of_processes_runs_this_rank_s(
     assert "['--steps', '3'] 0 yes" in run.output
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        "subprocess.run([sys.executable, '-m', 'torch.distributed.run', *words], check=True)",
+        "os.execvp('torchrun', ['torchrun', *words])",
+    ],
+)
+def test_a_front_end_of_any_name(start: str, worker: Path, run_script: RunScript, tmp_path: Path) -> None:
+    words = ["--nproc-per-node", "8", str(worker)]
+    front = tmp_path / "front.py"
+    front.write_text(f"import os, subprocess, sys\nwords = {words} + sys.argv[1:]\n{start}\n")
+    run = run_script(front, "--lr", "1")
+    assert run.result["status"] == "ok", run.cause
+    assert run.output.count("worker") == 1
+    assert "['--lr', '1'] 0 None" in run.output
+
+
+def test_what_lies_behind_an_exit_code(run_script: RunScript, tmp_path: Path) -> None:
+    script = tmp_path / "front.py"
+    script.write_text(
+        "import sys, torch.distributed as dist\n"
+        "options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)\n"
+        "options.config.cga_cluster_size = 2\n"
+        "try:\n    open('absent.yaml')\nexcept OSError:\n    sys.exit(2)\n"
+    )
+    run = run_script(script)
+    assert "exit code 2 after FileNotFoundError" in run.cause
+    assert "absent.yaml" in run.cause
+
+
 def test_the_key_follows_the_program(worker: Path, tmp_path: Path) -> None:
     def read() -> ScriptSource:
         arguments = ("--nproc-per-node", "8", str(worker))

@@ -60,7 +60,20 @@ def zeros(*shape: int) -> Callable[[str], torch.Tensor]:
     return lambda device: torch.zeros(shape, dtype=torch.int64, device=device)
 
 
+def never(device: str) -> torch.Tensor:
+    return torch.rand(4, device=device) > torch.full((4,), 2.0, device=device)
+
+
+def left_of(device: str) -> torch.Tensor:
+    """As a generation ends by its length, whatever was sampled."""
+    longest = torch.full((4,), True, device=device)
+    return torch.ones(4, dtype=torch.int64, device=device) & ~(never(device) | longest)
+
+
 CASES: dict[str, Case] = {
+    "one side decides": left_of,
+    "a false side": lambda d: torch.full((4,), False, device=d).logical_and(never(d)),
+    "a number decides nothing": lambda d: torch.ones(4, dtype=torch.int64, device=d) | 2 * never(d).long(),
     "numbers over a number": written_over,
     "then as floats": lambda d: written_over(d).float().sum(),
     "then multiplied": lambda d: written_over(d).prod(),
@@ -83,7 +96,10 @@ CASES: dict[str, Case] = {
     "places of a number": lambda d: torch.full((), 3, device=d).nonzero(),
     "undeclared writes": running_mean,
 }
-KNOWN = ("numbers over a number", "their values", "fewer numbers than places", "itself")
+KNOWN = (
+    "one side decides", "a false side", "numbers over a number", "their values", "fewer numbers than places",
+    "itself",
+)  # fmt: skip
 
 
 def test_what_is_known_is_what_the_host_has() -> None:
@@ -149,5 +165,13 @@ def test_collectives_leave_no_number_of_before() -> None:
     assert not read(five)[1]
     dist.broadcast(numbers, 0)
     assert read(numbers[1]) == (5, True)
+    row, both = torch.empty(16, dtype=torch.int64, device="sim"), torch.tensor([3, 1 << 40], device="sim")
+    dist.all_gather_into_tensor(row, numbers)
+    assert read(row[5]) == (5, False)
+    assert read((row[4:] - 1)[9]) == (4, False)  # what is computed of a guess is one
+    dist.all_reduce(both, op=dist.ReduceOp.MAX)
+    assert both.cpu().tolist() == [3, 1 << 40]
     dist.all_reduce(numbers)
-    assert not read(numbers[1])[1]
+    assert read(numbers[1]) == (20, False)
+    dist.reduce_scatter_tensor(numbers[:1], numbers.clone())
+    assert read(numbers[1]) == (0, False)

@@ -98,6 +98,12 @@ def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
     return placed(listed.values, tensor) if isinstance(listed, tensors.Listed) and is_whole else None
 
 
+def assumed_of(*taken: torch.Tensor) -> tensors.Assumed:
+    """Return whether the numbers that are in any of the tensors are a guess."""
+    listed = [each for each in map(choice_of, taken) if isinstance(each, tensors.Listed)]
+    return max((each.assumed for each in listed), default=tensors.Assumed.NO)
+
+
 def followed_choice(
     name: str,
     args: Sequence[Any],

@@ -31,9 +31,11 @@ import torch.distributed as dist
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import (
     MOST_LISTED,
+    assumed_of,
     choice_of,
     followed_choice,
     mark,
+    numbers_in,
     placed,
     whole_numbers,
 )
@@ -66,6 +68,8 @@ _COMPUTED = {
     "argmax", "index_put_", "scatter_", "floor_divide", "fill_", "zero_", "one_hot", "tril", "triu",
 }  # fmt: skip
 """Operators beside the pointwise ones."""
+_DECIDING = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logical_and": False}
+"""Values of one side that decide the result, whatever the other is."""
 _UNLIKE = {"cumsum", "cat", "constant_pad_nd"}
 """Operators that make different numbers of equal ones."""
 
@@ -85,6 +89,7 @@ def computed(
     if name not in _UNLIKE and not any(isinstance(choice_of(each), Listed) for each in taken):
         return False
     stores: dict[int, torch.Tensor] = {}
+    assumed = assumed_of(*taken)
     for tensor in taken:
         record = record_of(tensor.untyped_storage())
         is_filled = name == "copy_" and args[0] is tensor is not args[1]
@@ -107,20 +112,20 @@ def computed(
         return False
     if written:
         for each in written:
-            mark(each, Listed(stores[id(each.untyped_storage())]))
+            mark(each, Listed(stores[id(each.untyped_storage())], assumed))
         return True
     values = found if isinstance(found, (list, tuple)) else [found]
-    return min(_keep(result, value) for result, value in zip(results, values, strict=True))
+    return min(_keep(result, value, assumed) for result, value in zip(results, values, strict=True))
 
 
-def _keep(result: torch.Tensor, value: torch.Tensor) -> bool:
+def _keep(result: torch.Tensor, value: torch.Tensor, assumed: Assumed) -> bool:
     """Keep a result's numbers, if they fill its storage in the same order."""
     record = record_of(result.untyped_storage())
     storage = value.untyped_storage()
     alike = result.dtype == value.dtype and result.shape == value.shape and result.stride() == value.stride()
     if record is None or not alike or value.is_floating_point() or storage.nbytes() != record.nbytes:
         return False
-    mark(result, Listed(value.new_empty(0).set_(storage)))
+    mark(result, Listed(value.new_empty(0).set_(storage), assumed))
     return True
 
 
@@ -142,7 +147,7 @@ def known_of(tensor: torch.Tensor) -> Known | None:
     if record is None or not tensor.numel():
         return None
     if isinstance(record.choice, Listed) and record.nbytes == tensor.element_size():
-        return Known(record.choice.values.view(tensor.dtype), Assumed.NO)  # loaded straight to the device
+        return Known(record.choice.values.view(tensor.dtype), record.choice.assumed)  # loaded straight there
     known = record.known  # of another dtype: its bytes are other numbers there
     return known if known is None or known.value.dtype is tensor.dtype else None
 
@@ -299,7 +304,8 @@ def _evaluate(
         return known_of(taken[1])
     known = [known_of(tensor) for tensor in taken]
     if not results or any(each is None for each in known):
-        return None
+        bools = [each for each in known if each is not None and each.value.dtype is torch.bool]
+        return next((each for each in bools if each.value.item() is _DECIDING.get(name)), None)
     values = [each.value for each in known if each is not None]
     assumed = max(each.assumed for each in known if each is not None)
     if name in _SAME and len(results) == 1 and all(torch.equal(value, values[0]) for value in values):
@@ -348,17 +354,23 @@ def follow_collective(
 ) -> None:
     """Set the known values of a collective's outputs: every rank is assumed to hold this one's."""
     reduces = kind in ("all_reduce", "reduce_scatter")
+    rows = [numbers_in(tensor) if is_on_device(tensor) else None for tensor in inputs]
     known = [known_of(tensor) if is_on_device(tensor) else None for tensor in inputs]
     same = known[0] if known and all(each == known[0] for each in known) else None
-    for output in outputs:
+
+    def met(value: torch.Tensor) -> torch.Tensor:
+        if reduces and reduction == dist.ReduceOp.SUM:
+            return value * size
+        return value**size if reduces and reduction == dist.ReduceOp.PRODUCT else value
+
+    for place, output in enumerate(outputs):
         if kind == "broadcast" and inputs is outputs and isinstance(choice_of(output), Listed):
             continue  # it is what is sent
-        if same is None:
-            forget(record_of(output.untyped_storage()))
-            continue
-        value = same.value
-        if reduces and reduction == dist.ReduceOp.SUM:
-            value = value * size
-        elif reduces and reduction == dist.ReduceOp.PRODUCT:
-            value = value**size
-        learn(output, value, assumed=same.assumed or Assumed(kind != "broadcast"))
+        forget(record_of(output.untyped_storage()))
+        row = rows[place if len(rows) == len(outputs) else 0] if rows else None
+        if same is not None:
+            learn(output, met(same.value), assumed=same.assumed or Assumed(kind != "broadcast"))
+        elif row is not None and kind in ("all_reduce", "all_gather"):
+            row = met(row.reshape(-1)).to(output.dtype).repeat(output.numel() // max(1, row.numel()))
+            if _are_listed(output, row):
+                mark(output, Listed(row, Assumed.GUESS))

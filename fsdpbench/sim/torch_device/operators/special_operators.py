@@ -19,6 +19,7 @@ import torch
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import (
+    assumed_of,
     choice_of,
     mark,
     numbers_in,
@@ -133,7 +134,7 @@ def placeholder(tensor: torch.Tensor) -> tuple[Number, bool]:
     """Return the value of a tensor with one element, of its dtype; and whether it is true."""
     numbers = numbers_in(tensor) if ACCELERATOR.known_values else None
     if numbers is not None:
-        return numbers.item(), True
+        return numbers.item(), not assumed_of(tensor)
     known = known_of(tensor) if ACCELERATOR.known_values else None
     if known is not None:
         return known.value.item(), not known.assumed
@@ -204,10 +205,11 @@ def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: An
     )
     known, numbers = known_of(tensor), numbers_in(tensor)
     if numbers is not None:
-        return found.copy_(numbers)
-    if known is not None:
+        found.copy_(numbers)
+    elif known is not None:
         found.fill_(known.value.item())
-    return found if known is not None and not known.assumed else mark_as_placeholders(found)
+    assumed = assumed_of(tensor) if numbers is not None else known is None or known.assumed
+    return mark_as_placeholders(found) if assumed else found
 
 
 def _copy(
