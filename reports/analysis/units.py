@@ -165,11 +165,10 @@ def index_spans(
     order = np.lexsort((-end, start, lane) if rank is None else (rank, -end, start, lane))
     parent = np.full(len(order), NOTHING, np.int64)
     lane, start, end = lane[order].astype(np.int64), start[order], end[order]
-    if not ((lane[1:] == lane[:-1]) & (start[1:] <= end[:-1])).any():
-        return SpanIndex(lane, start, end, parent, order.astype(np.int64))
     lane_list, start_list, end_list = lane.tolist(), start.tolist(), end.tolist()
     stack: list[int] = []
-    for i, (this_lane, begin) in enumerate(zip(lane_list, start_list, strict=True)):
+    nests = ((lane[1:] == lane[:-1]) & (start[1:] <= end[:-1])).any()
+    for i, (this_lane, begin) in enumerate(zip(lane_list, start_list, strict=True)) if nests else ():
         while stack and (lane_list[stack[-1]] != this_lane or end_list[stack[-1]] < begin):
             stack.pop()
         if stack:

@@ -236,13 +236,12 @@ class ColumnBuilder:
             self._shaped += map(is_shaped, islice(self._names, len(self._shaped), None))
             chosen &= np.array(self._shaped, np.bool_)[name]
         rows = np.flatnonzero(chosen).tolist()
-        known = self._known_calls
         for row, each in zip(rows, self._arguments(events, rows, CalledArguments), strict=True):
             # No JSON holds the byte 0: texts joined by it are equal only where each of them is.
             key = b"\0".join((each.sizes, each.types, each.values, each.strides)), each.gigabytes
-            call = known.get(key)
+            call = self._known_calls.get(key)
             if call is None:
-                call = known[key] = call_of(each)
+                call = self._known_calls[key] = call_of(each)
             if call.sizes:
                 self._calls[self._columns.rows + row] = call
             else:

@@ -248,9 +248,7 @@ def cut(blocks: Iterable[bytes], limits: TraceLimits) -> Iterator[tuple[str, byt
         if at:
             comma = block.rindex(b",", 0, at)
             yield "events", b"".join((b"[", pending, memoryview(block)[:comma], b"]"))
-            pending = block[at:]
-        else:
-            pending = block
+        pending = block[at:]
         if len(pending) > limits.event:
             raise UncuttableError
         following = next(iterator, None)

@@ -200,16 +200,23 @@ class _Unsharded(nn.Module):
     """A module that FSDP1 or DDP was to wrap."""
 
     casts_buffers = False
+    _precision: _Precision | None = None
 
     def __init__(self, module: nn.Module, *args: Any, mixed_precision: Any = None, **kwargs: Any) -> None:
         super().__init__()
         self.module = module
         self.register_load_state_dict_pre_hook(_within)
         _materialise(module, kwargs.get("param_init_fn"))
+        for each in self.fsdp_modules(module):
+            if each._precision is not None:
+                each._precision.inputs = each._precision.below  # it is no root
         if mixed_precision is not None and hasattr(mixed_precision, "param_dtype"):
             kind = mixed_precision.param_dtype
-            inputs = kind if mixed_precision.cast_root_forward_inputs else None
-            _Precision(module, kind, mixed_precision.reduce_dtype, inputs, None)
+            own = any(True for each in _of_unit(module) for _ in each.parameters(recurse=False))
+            flags = mixed_precision.cast_root_forward_inputs, mixed_precision.cast_forward_inputs
+            root, below = (kind if own and flag else None for flag in flags)
+            self._precision = _Precision(module, kind, mixed_precision.reduce_dtype, root or below, None)
+            self._precision.below = below
             if self.casts_buffers:
                 self._cast_buffers(mixed_precision.buffer_dtype)
 
@@ -242,7 +249,7 @@ class _Unsharded(nn.Module):
     _set_params_and_buffers_to_ignore_for_model = staticmethod(_nothing)
 
     @staticmethod
-    def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[nn.Module]:
+    def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[_Unsharded]:
         """Return the wrapped modules."""
         return [each for each in module.modules() if isinstance(each, _Unsharded)]
 
@@ -274,8 +281,10 @@ class _Precision:
 
     They stay until the next forward: recomputation in backward needs them. Gradients pass the cast."""
 
+    below: Any = None  # the dtype of `inputs` inside of another unit
+
     def __init__(self, module: nn.Module, kind: Any, reduce: Any, inputs: Any, output: Any) -> None:
-        self._kind, self._inputs, self._output = kind, inputs, output
+        self._kind, self.inputs, self._output = kind, inputs, output
         for each, known in ((kind, _computes), (reduce or kind, _reduces)):
             if each is not None:
                 known.append(torch.finfo(each).eps)
@@ -290,9 +299,7 @@ class _Precision:
                     if parameter.is_floating_point() and not isinstance(each, _NORMS):
                         made = cast.setdefault(id(parameter), parameter.to(self._kind))
                         each.__dict__[name] = made
-        if self._inputs is None:
-            return None
-        return _cast(args, self._inputs), _cast(kwargs, self._inputs)
+        return None if self.inputs is None else (_cast(args, self.inputs), _cast(kwargs, self.inputs))
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         if not torch.is_grad_enabled():

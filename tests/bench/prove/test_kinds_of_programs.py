@@ -68,6 +68,27 @@ optimizer = Reducing(model.parameters(), lr=0.1)
 """
 RIGHT = {
     "spawned": SPAWNED,
+    "FSDP1's mixed precision, which leaves inputs of inner units": """
+from torch.distributed.fsdp import MixedPrecision
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(8, 8)
+    def forward(self, x, at):
+        return x + self.inside(x * torch.sin(at)[:, None].to(x.dtype))
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.turned = net(), half(Turned())
+    def forward(self, x):
+        return self.turned(self.net(x), torch.arange(4) * 1001.5)
+def half(module):
+    return FullyShardedDataParallel(module, mixed_precision=MixedPrecision(torch.bfloat16, torch.float32))
+dist.init_process_group("nccl")
+model = half(Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN,
     "hybrid FSDP1, synchronised at first": """
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 dist.init_process_group("nccl")

@@ -23,8 +23,6 @@ from fsdpbench.sim.torch_device.tensors import contiguous_strides, forget, new_t
 
 _REDUCTIONS = ("red", "per")
 """Inductor's names of kernels that reduce: in a loop, or a whole row at a time (`triton_per_…`)."""
-_APART = 1 << 43
-"""Bytes between the addresses of the run and those of the compiler's own work."""
 
 
 @contextmanager
@@ -36,11 +34,9 @@ def apart_from_the_run() -> Iterator[None]:
     run, clock = ACCELERATOR.allocator, Timeline()
     for _ in range(ACCELERATOR.stream + 1):
         clock.add_stream()
-    capacity = run.device.capacity_bytes
-    memory = CachingAllocator(
-        capacity, TimelineClock(clock), run.conf, costs=run.costs, total_bytes=run.total_bytes
-    )
-    memory.device.reserve_addresses(_APART)
+    memory = CachingAllocator(run.device.capacity_bytes, TimelineClock(clock), run.conf, costs=run.costs)
+    memory.total_bytes = run.total_bytes
+    memory.device.reserve_addresses(1 << 43)  # no address is one of the run
     apart = {"timeline": clock, "allocator": memory, "operators_launched": 0}
     unseen = dict.fromkeys(("trace", "sanitizer", "account", "flops"))
     with (
