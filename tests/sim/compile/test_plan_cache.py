@@ -86,7 +86,7 @@ print(json.dumps([hits, REPORT.calls, launches, sim.cpu_ns()]))
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("content", [b"", b"\x80\x04broken", None], ids=["empty", "garbage", "cut"])
-def test_broken_files_are_made_anew_in_no_time(home: Path, content: bytes | None) -> None:
+def test_a_plan_of_a_broken_file_takes_the_same_simulated_time(home: Path, content: bytes | None) -> None:
     def run() -> list[object]:
         done = subprocess.run([sys.executable, "-c", COMPILES], capture_output=True, text=True, check=True)
         found: list[object] = json.loads(done.stdout.splitlines()[-1])
