@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..runtime.buffer import HostOffload
-from ..runtime.hooks import ModuleHooks
+from ..runtime.hooks import ModuleHooks, skip_frame
 from ..runtime.presentation import FLAT_NAME, WRAPPED
 from ..runtime.stage import Stage
 from ..runtime.unit import Unit
@@ -157,9 +157,6 @@ class FullyShardedDataParallel(StateDictMethods):
             input_dtype=precision.param_dtype if precision.cast_forward_inputs else None,
             root_input_dtype=precision.param_dtype if precision.cast_root_forward_inputs else None,
         )
-        from ..shared.torch_internals import skip_frame  # the hooks have imported the compiler
-
-        skip_frame(FullyShardedDataParallel.forward)  # what is wrapped is compiled by itself
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         # Python's own copy would read the memory of parameters that are freed.
@@ -187,6 +184,7 @@ class FullyShardedDataParallel(StateDictMethods):
             return TrainingState.SUMMON_FULL_PARAMS
         return TrainingState.IDLE if self._stage.is_idle else TrainingState.FORWARD_BACKWARD
 
+    @skip_frame  # what is wrapped is compiled by itself
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module with its parameters gathered."""
         wrapped: Any = self._modules[WRAPPED]

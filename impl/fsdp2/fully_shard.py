@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..runtime.buffer import HostOffload
-from ..runtime.hooks import ModuleHooks, stage_of
+from ..runtime.hooks import ModuleHooks, skip_frame, stage_of
 from ..runtime.ownership import Ignored, Owned, check_not_applied, mark_applied
 from ..runtime.stage import Stage
 from ..runtime.streams import current_device
@@ -29,6 +29,7 @@ from ..shared.settings import (
     one_of,
     own,
 )
+from ..shared.torch_internals import compiler_at_work
 from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
 from .sharded_units import Sharding, groups_of_mesh, make_units
@@ -144,12 +145,10 @@ def fully_shard(
     owned.find_parameters()
     offload = _offload(offload_policy, device)
     owned.move(device, parameters=offload is None)
-    units = make_units(
-        owned,
-        Sharding(
-            mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd, communication
-        ),
+    sharding = Sharding(
+        mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd, communication
     )
+    units = make_units(owned, sharding)
     hooks = ModuleHooks(
         Stage(modules, units, device, settings),
         input_dtype=policy.param_dtype if policy.cast_forward_inputs else None,
@@ -240,7 +239,6 @@ def _register_hooks(modules: list[nn.Module], hooks: ModuleHooks) -> None:
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function``, disabled while a compiler is at work; else without that detour."""
-    from ..shared.torch_internals import compiler_at_work, skip_frame  # the compiler is imported now
 
     @skip_frame
     def hook(*arguments: Any) -> Any:

@@ -27,15 +27,18 @@ from torch import nn
 from ..shared.pytree import caster, collect_grad_tensors, map_tensors, mover
 from ..shared.torch_internals import (
     DisableFuncTorch,
+    FrameAction,
+    FrameExecStrategy,
     are_functorch_transforms_active,
     current_graph_task_id,
     preserve_versions,
+    set_code_exec_strategy,
     unwrap_if_dead,
 )
 from .context import NOTHING, span
 from .presentation import NOT_SHOWN, VERSION, plain_name
 from .stage import Stage, StageState
-from .tree import Runtime, refuse_compiled_autograd
+from .tree import Runtime, of_compiled_autograd, refuse_compiled_autograd
 
 # Attribute (kept out of the module's own registries) that holds a wrapped module's hooks.
 _HOOKS = "_fsdp_hooks"
@@ -44,6 +47,14 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 in_transform = are_functorch_transforms_active
 # What gathers and frees is not a part of what ``torch.func`` transforms.
 outside_transforms = DisableFuncTorch
+
+
+def skip_frame(function: Any) -> Any:
+    """Keep the compiler from ``function``, not from what it calls, as ``torch._dynamo.decorators.skip`` does,
+    whose import takes a quarter second."""
+    set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
+    function._torchdynamo_disable = True
+    return function
 
 
 class Boundary(torch.autograd.Function):
@@ -324,11 +335,8 @@ class ModuleHooks:
             stage.entered = None
             if list(map(VERSION, passed)) != versions:
                 output = self._hand_back(output, inputs, passed)
-        if stage.to_run:
-            stage.to_run.discard(module)
-            if stage.to_run:
-                return self._finish_output(output)
-        return self._leave_forward(output)
+        stage.to_run.discard(module)
+        return self._finish_output(output) if stage.to_run else self._leave_forward(output)
 
     def _leave_forward(self, output: Any) -> Any:
         runtime, stage = self.runtime, self.stage
@@ -369,7 +377,7 @@ class ModuleHooks:
                         self.stage.check_freed(each)
                     else:
                         each.register_hook(self.pre_backward)
-        if in_transform() or (self.stage.is_root and self.runtime.compiler.compiled_autograd_enabled):
+        if in_transform() or (self.stage.is_root and of_compiled_autograd("compiled_autograd_enabled")):
             return map_tensors(self._hook_transformed, output)
         return output
 

@@ -7,6 +7,7 @@ module is the root and which stages it holds (``ModuleHooks``).
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ import torch
 
 from ..collectives.agreement import OrderCheck, RankCheck, without
 from ..shared.settings import ScheduleSettings
-from ..shared.torch_internals import queue_callback
+from ..shared.torch_internals import INTERNALS, queue_callback
 from .buffer import keep_freed_pages
 from .context import NOTHING, Context, span
 from .gradient_state import any_gradient
@@ -28,6 +29,7 @@ from .streams import Event, Streams
 from .unit import GATHERED, OUTPUTS_NEEDED, Unit, UnitState
 
 _log = logging.getLogger(__name__)
+_COMPILED_AUTOGRAD = INTERNALS["compiled_autograd"].path
 
 # In backward, whole: two gathered, the gradients of two, and as much on its way.
 _UNITS_KEPT = 6
@@ -60,9 +62,6 @@ class Runtime:
         # Whether a backward runs, which calls back at its end.
         self.callback_queued = False
         self._callback: Any = None
-        from ..shared.torch_internals import compiled_autograd  # the compiler is imported now
-
-        self.compiler: Any = compiled_autograd
 
     # -- forward ---------------------------------------------------------------------------------------------
 
@@ -83,11 +82,9 @@ class Runtime:
         """Drop parameters that were gathered before their shards were written to."""
         for stage in self.stages:
             for unit in stage.units:
-                if unit.state is UnitState.SHARDED:
-                    continue
                 # Invariant: no forward reads what was gathered before its shard was written to
                 # (tests/impl/values, mutant "no drop of what changed").
-                if unit.is_stale() or unit.presentation.changed():
+                if unit.state is not UnitState.SHARDED and (unit.is_stale() or unit.presentation.changed()):
                     unit.reshard()
 
     def _drop_what_was_skipped(self) -> None:
@@ -115,7 +112,7 @@ class Runtime:
 
     def begin_backward(self) -> None:
         """Have the end of this backward pass call back, as the first stage's backward starts."""
-        if self.compiler.in_compiled_autograd_region:
+        if of_compiled_autograd("in_compiled_autograd_region"):
             refuse_compiled_autograd()
         self.callback_queued = True
         callback = partial(self._end_backward)
@@ -192,9 +189,8 @@ class Runtime:
         self.callback_queued = False
         self.context.await_host_read()
         if self.is_last_backward:
-            self.context.gathers_wait = (
-                True  # the optimizer comes, perhaps before another pass over the same graph
-            )
+            # The optimizer comes, perhaps before another pass over the same graph.
+            self.context.gathers_wait = True
             self.context.handover.trim()
             self.schedule.end_backward()
             self.context.limiter.end_iteration()
@@ -295,6 +291,11 @@ class Runtime:
         self.context.await_host_read()
         self.context.handover.trim()
         self.schedule.reset()
+
+
+def of_compiled_autograd(state: str) -> bool:
+    """Return a state of compiled autograd; whoever uses it has imported it, which takes a quarter second."""
+    return getattr(sys.modules.get(_COMPILED_AUTOGRAD), state, False)
 
 
 def refuse_compiled_autograd(*_: Any) -> NoReturn:

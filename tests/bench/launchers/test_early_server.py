@@ -1,9 +1,11 @@
-"""The fork server is started first: until then a command may import nothing that takes long."""
+"""What is imported when: nothing heavy before the fork server is started, nothing of torch after."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +21,21 @@ def test_commands_that_start_points_load_nothing_heavy_first(name: str) -> None:
     )
 
     assert done.stdout.strip() == "[]"
+
+
+_POINT = """
+import sys, fsdpbench.launch.preload, simulated_runs
+before = {{*sys.modules, "torch._dynamo"}}  # a stand-in takes this name
+simulated_runs.run("{system}", activation_checkpointing="full")
+print(sorted(name for name in {{*sys.modules}} - before if name.startswith("torch.")))
+"""
+
+
+@pytest.mark.parametrize("system", ["impl-fsdp2", "impl-fsdp1"])
+def test_points_import_no_more_of_torch_than_the_server_has(system: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "sim/software")}
+    command = [sys.executable, "-c", _POINT.format(system=system)]
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+    assert done.stdout == "[]\n", done.stderr
