@@ -13,9 +13,8 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # Python's own `signal` takes milliseconds to import
 import sys
 
-TYPE_CHECKING = (
-    False  # `typing`, and what annotations name, would be imported before the interruption is handled
-)
+# `typing`, and what annotations name, would be imported before the interruption is handled.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec

@@ -126,9 +126,8 @@ def _note_program(config: Config, device: Device, loop: TrainingLoop, record: Ra
     record.network_share = getattr(device, "network_share", None)
     record.unread_settings = unread_settings(loop.system, loop.config) or None
     if config.settings.compile:
-        from fsdpbench.sim.torch_device.compile.refusals import (
-            of_dynamo,  # the compiler's import takes seconds
-        )
+        # The compiler's import takes seconds.
+        from fsdpbench.sim.torch_device.compile.refusals import of_dynamo
 
         record.compilation = getattr(device, "compilation", None) or of_dynamo()
     require_compiled(config, record)

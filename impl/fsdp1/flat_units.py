@@ -271,11 +271,9 @@ def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what:
     ours, theirs = getattr(first, what), getattr(other, what)
     if ours == theirs:
         return
-    way_out = (
-        "wrap the modules that differ by themselves, or convert them"
-        if what == "dtype"
-        else "pass use_orig_params=True, or wrap the frozen modules by themselves"
-    )
+    way_out = "pass use_orig_params=True, or wrap the frozen modules by themselves"
+    if what == "dtype":
+        way_out = "wrap the modules that differ by themselves, or convert them"
     raise ValueError(
         f"the parameters of one flat parameter must agree in {what}, but in {owned.title} "
         f"'{owned.fqns[first]}' has {ours} and '{owned.fqns[other]}' has {theirs}: {way_out}"

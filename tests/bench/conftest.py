@@ -20,11 +20,22 @@ from fsdpbench.launch import fork_server
 vars(sys)["modules"].setdefault("rfc3987_syntax", None)
 import jsonschema  # noqa: E402  (as `fsdpbench.cli.agents.tools` does)
 
-CommandLine = Callable[..., subprocess.CompletedProcess[str]]
+
+class CommandLine:
+    """The command line in this process."""
+
+    def json(self, *words: str) -> Any:
+        """The document that a command prints, which must succeed."""
+        done = self(*words)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`fsdpbench` with these words: its exit code and what it wrote, as of a process of its own."""
+        return call(*words)
 
 
 def call(*words: str) -> subprocess.CompletedProcess[str]:
-    """`fsdpbench` with these words: its exit code and what it wrote, as of a process of its own."""
     out, err = io.StringIO(), io.StringIO()
     argv, on_sigterm = sys.argv, signal.getsignal(signal.SIGTERM)
     sys.argv = ["fsdpbench", *words]
@@ -53,7 +64,7 @@ def server_for_all() -> None:
 @pytest.fixture(scope="session")
 def fsdpbench() -> CommandLine:
     """Calls the command line; what a process of its own must prove (signals, limits) starts one instead."""
-    return call
+    return CommandLine()
 
 
 @pytest.fixture(scope="session")

@@ -142,14 +142,13 @@ class SimDevice(Tells):
 
             front_end.install()
             front_end.lower_backwards_with_forwards()
+        conf = self._what_if.allocator
         self._simulation = Simulation.start(
             self._profile,
             self._config.gpus,
             self._config.ranks_per_node,
             rank=self._placement.rank,
-            allocator_conf=AllocatorConf.parse(conf)
-            if (conf := self._what_if.allocator) is not None
-            else None,
+            allocator_conf=None if conf is None else AllocatorConf.parse(conf),
             jitter=self._config.jitter,
             sanitize=self._config.sanitize,
             software=self._software,

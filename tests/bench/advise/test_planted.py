@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,9 +50,7 @@ def advised(fsdpbench: Callable[..., Any], folder: Path, name: str) -> tuple[dic
     path = folder / "train.py"
     path.write_text(script(name))
     words = ("run", "--script", str(path), "--gpus", "8", "--hardware", "h100-80gb", "--advise", "--json")
-    done = fsdpbench(*words, "-o", str(folder / "run"))
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["advice"], script(name).splitlines()
+    return fsdpbench.json(*words, "-o", str(folder / "run"))["advice"], script(name).splitlines()
 
 
 @pytest.mark.campaign

@@ -189,7 +189,7 @@ def test_the_command_finds_the_network_that_a_run_had(fsdpbench: Any, tmp_path: 
     assert ran.returncode == 0, ran.stderr
     mine = tmp_path / "mine.toml"
     again = ["--device", "sim", "--base", "a100-80gb", "--fit", "network", "-o", str(mine), "--json"]
-    done = fsdpbench("calibrate", "--from-result", str(tmp_path / "run"), *again)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["factors"][0]["factor"] == pytest.approx(0.3, rel=0.03)
+    assert fsdpbench.json("calibrate", "--from-result", str(tmp_path / "run"), *again)["factors"][0][
+        "factor"
+    ] == pytest.approx(0.3, rel=0.03)
     assert load_profile(mine).nic.gb_s_per_node == pytest.approx(60, rel=0.03)

@@ -45,9 +45,7 @@ def run(fsdpbench: Any, hardware: object, words: list[str], folder: Path) -> tup
         "--hardware",
         str(hardware),
     ]
-    done = fsdpbench("run", *where, "-o", str(folder), "--json")
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)["step_time_s"], folder
+    return fsdpbench.json("run", *where, "-o", str(folder), "--json")["step_time_s"], folder
 
 
 def check(fsdpbench: Any, truth: str, base: str, others: list[list[str]], folder: Path) -> None:

@@ -56,9 +56,7 @@ for _ in range(8):
 
 
 def explained(fsdpbench: CommandLine, *words: str) -> dict[str, Any]:
-    done = fsdpbench("explain", *words, "--json")
-    assert done.returncode == 0, done.stderr
-    content: dict[str, Any] = json.loads(done.stdout)
+    content: dict[str, Any] = fsdpbench.json("explain", *words, "--json")
     return content
 
 

@@ -64,9 +64,7 @@ for _ in range(8):
 
 
 def explained(fsdpbench: CommandLine, *words: str) -> dict[str, Any]:
-    done = fsdpbench("explain", "--json", *words)
-    assert done.returncode == 0, done.stderr
-    content: dict[str, Any] = json.loads(done.stdout)
+    content: dict[str, Any] = fsdpbench.json("explain", "--json", *words)
     return content
 
 

@@ -104,11 +104,21 @@ def test_untraced_steps_leave_nothing(free: bool, tmp_path: Path) -> None:
 
 
 def result_of(fsdpbench: Any, folder: Path, *words: str) -> dict[str, Any]:
-    done = fsdpbench(
-        "run", "--model", "gpt-125m", "--gpus", "8", "--device", "sim", "--json", *words, "-o", str(folder)
+    return dict(
+        fsdpbench.json(
+            "run",
+            "--model",
+            "gpt-125m",
+            "--gpus",
+            "8",
+            "--device",
+            "sim",
+            "--json",
+            *words,
+            "-o",
+            str(folder),
+        )
     )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize("words", [(), ("--jitter", "1"), ("--set", "graph=step")])

@@ -34,9 +34,9 @@ def test_wrong_names_are_one_line_and_exit_2(
 
 
 def test_figures_of_the_network_need_no_simulated_run(fsdpbench: Any, tmp_path: Path) -> None:
-    done = fsdpbench("reproduce", "fsdp-paper", "--only", "2B, 2a", "-o", str(tmp_path / "out"), "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = fsdpbench.json(
+        "reproduce", "fsdp-paper", "--only", "2B, 2a", "-o", str(tmp_path / "out"), "--json"
+    )
     assert document == json.loads((tmp_path / "out" / "fsdp-paper.json").read_text())
     assert [figure["name"] for figure in document["figures"]] == ["2a", "2b"]
     (pieces,) = (figure for figure in document["figures"] if figure["name"] == "2b")
@@ -85,9 +85,9 @@ def test_killed_and_started_again_it_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.campaign
 def test_traces_explain_the_prefetch(fsdpbench: Any, tmp_path: Path) -> None:
-    done = fsdpbench("reproduce", "fsdp-paper", "--only", "5", "-o", str(tmp_path / "out"), "--json")
-    assert done.returncode == 0, done.stderr
-    (figure,) = json.loads(done.stdout)["figures"]
+    (figure,) = fsdpbench.json(
+        "reproduce", "fsdp-paper", "--only", "5", "-o", str(tmp_path / "out"), "--json"
+    )["figures"]
     on, off = figure["contrasts"][1]["runs"]
     assert off["exposed_communication_ms"] > 10 * on["exposed_communication_ms"]
     assert off["step_ms"] > 1.1 * on["step_ms"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ FORMS = {
 
 def result_of(fsdpbench: Any, folder: Path, *words: str) -> dict[str, Any]:
     sim = ("--device", "sim", "--hardware", "h100-80gb", "--gpus", "8")
-    done = fsdpbench("run", "--json", *sim, "-o", str(folder), *words)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = fsdpbench.json("run", "--json", *sim, "-o", str(folder), *words)
     assert result["status"] == "ok", result["cause"]
     return result
 

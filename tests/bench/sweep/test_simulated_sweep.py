@@ -165,9 +165,7 @@ def _open_files(pid: str) -> str:
 
 def test_out_of_memory_is_a_result_with_torchs_own_words(fsdpbench: Any, tmp_path: Path) -> None:
     words = ["run", "--model", "gpt-2.8b", "--gpus", "8", "--device", "sim", "--batch", "40", "--json"]
-    done = fsdpbench(*words, "-o", str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = fsdpbench.json(*words, "-o", str(tmp_path / "run"))
     assert result["status"] == "oom"
     assert "CUDA out of memory. Tried to allocate" in result["cause"]["message"]
     assert result["step_time_s"] is None

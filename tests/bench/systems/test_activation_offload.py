@@ -18,9 +18,7 @@ SYSTEMS = ["torch-fsdp1", "torch-fsdp2", "impl-fsdp1", "impl-fsdp2"]
 
 
 def result_of(fsdpbench: Any, folder: Path, *words: str) -> dict[str, Any]:
-    done = fsdpbench("run", "--json", "-o", str(folder), *words)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = fsdpbench.json("run", "--json", "-o", str(folder), *words)
     return result
 
 

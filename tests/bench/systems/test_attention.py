@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +72,9 @@ def simulated(fsdpbench: Any, folder: Path, kernel: str, *words: str) -> dict[st
         "--gpus",
         "2",
     )
-    done = fsdpbench(*run, "--device", "sim", "--batch", "8", "--attention", kernel, *words)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = fsdpbench.json(
+        *run, "--device", "sim", "--batch", "8", "--attention", kernel, *words
+    )
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ SIM = ("--model", "llama-tiny", "--device", "sim", "--gpus", "8")
 
 
 def result_of(fsdpbench: Any, folder: Path, *words: str) -> dict[str, Any]:
-    done = fsdpbench("run", "--json", "-o", str(folder), *words)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = fsdpbench.json("run", "--json", "-o", str(folder), *words)
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ SIM = ("--device", "sim", "--gpus", "8", "--system")
 
 
 def result_of(fsdpbench: Any, folder: Path, *words: str) -> dict[str, Any]:
-    done = fsdpbench("run", "--json", "-o", str(folder), *words)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = fsdpbench.json("run", "--json", "-o", str(folder), *words)
     assert result["status"] == "ok", result["cause"]
     return result
 

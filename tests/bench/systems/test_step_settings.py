@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ import pytest
 
 
 def result_of(fsdpbench: Any, folder: Path, *words: str) -> dict[str, Any]:
-    done = fsdpbench("run", "--model", "gpt-tiny", "--json", "-o", str(folder), *words)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = fsdpbench.json("run", "--model", "gpt-tiny", "--json", "-o", str(folder), *words)
     return result
 
 

@@ -75,9 +75,7 @@ def test_the_choice_by_unit_is_the_best_and_is_drawn(
     words = ["tune", "--model", "gpt-125m", "--shape", "layers=6", "--gpus", "8", "--device", "sim"]
     words += ["--batch", "8", "--seq", "512", "--activation-checkpointing", "full,op", "--memory", "4.05GB"]
     words += ["--system", "torch-fsdp2", "--per-unit", "--json", "-o", str(folder)]
-    done = fsdpbench(*words)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = fsdpbench.json(*words)
     matches_schema("tune", found)
     by_unit = found["per_unit"]
     assert by_unit["gain"]["interval"][0] <= by_unit["gain"]["change"] <= by_unit["gain"]["interval"][1]
