@@ -119,8 +119,7 @@ def case_breaks(rank: int, front: str) -> None:
             loss_of(model, tokens_of(rank, step)).backward()
         found = torch._dynamo.utils.counters
         counted[kind] = (dict(found["stats"]), sum(found["graph_break"].values()))
-    assert counted["ours"] == counted["torch"]
-    assert counted["ours"][1] == 0
+    assert counted["ours"] == (counted["torch"][0], 0)  # torch 2.14's own FSDP1 breaks a graph once
 
 
 @pytest.mark.plain_cases("fsdp1")

@@ -96,7 +96,8 @@ def _of_root(root: nn.Module) -> Iterator[tuple[str, Held]]:
     for path, module in modules:
         for name, parameter in module.named_parameters(recurse=False):
             whole_name = plain_name(f"{path}.{name}")
-            if whole_name not in flat and not hasattr(parameter, "_param_infos"):
+            is_flat = whole_name in flat or hasattr(parameter, "_param_infos")
+            if not is_flat and not parameter.is_meta:  # a model not yet built on a device has no values
                 yield whole_name, _of_parameter(sharded.get((id(module), name), parameter))
 
 

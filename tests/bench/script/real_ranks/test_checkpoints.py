@@ -35,6 +35,9 @@ def test_saving_and_loading_are_wrapped_by_name(
     watch = checkpoints.CheckpointWatch(OwnFiles(source), tmp_path, 0, 2, resumes)
     assert {"save", "async_save", "load", "backward", "__init__", "all_reduce"} <= set(wrapped)
 
+    not_built = nn.Module()
+    not_built.weight_without_values = nn.Parameter(torch.empty(3, device="meta"))
+
     def main() -> None:
         model = nn.Module()
         model.weight_of_main = nn.Parameter(torch.ones(3))
@@ -45,3 +48,4 @@ def test_saving_and_loading_are_wrapped_by_name(
     watch.finish()
     (state,) = checkpoints.read_states(tmp_path, 0, 1)
     assert "weight_of_main" in state.weights
+    assert "weight_without_values" not in state.weights, not_built
