@@ -60,13 +60,14 @@ class Work(Columns):
 
         What other streams compute (casts, what follows a reduction) runs beside it and holds nothing up.
         """
-        computing = self.select(~self.is_communication & ~self.is_copy & (self.launch != UNKNOWN_TIME))
-        streams, place = np.unique(computing.stream, return_inverse=True)
-        if not len(streams):
-            return computing
-        busy = np.bincount(place, weights=computing.end - computing.start)
-        main = computing.select(computing.stream == streams[int(np.argmax(busy))])
-        return main.select(np.argsort(main.launch, kind="stable"))
+        rows = np.flatnonzero(~self.is_communication & ~self.is_copy & (self.launch != UNKNOWN_TIME))
+        stream = self.stream[rows]
+        streams = np.unique(stream)
+        if len(streams):
+            duration = self.end[rows] - self.start[rows]
+            busy = np.bincount(np.searchsorted(streams, stream), weights=duration)
+            rows = rows[stream == streams[int(np.argmax(busy))]]
+        return self.select(rows[np.argsort(self.launch[rows], kind="stable")])
 
     def asked(self) -> Int64:
         """Return the time (ns) that places an event in a step or phase: its launch, else its own start."""
@@ -137,7 +138,7 @@ def _device_work(trace: Trace, rows: Int64) -> Work:
     named = trace.names_that(is_communication_kernel)[events.name[rows]]
     described = np.isin(rows, np.fromiter(trace.collectives, np.int64, len(trace.collectives)))
     communication = is_kernel & (named | described)
-    start, end, stream = events.start[rows], events.end[rows], events.stream[rows]
+    start, end, stream = events.start[rows], events.ends(rows), events.stream[rows]
     return Work(rows, start, end, launch, lane, stream, communication, ~is_kernel)
 
 
@@ -172,7 +173,7 @@ def _cpu_work(trace: Trace) -> Work:
     launch[: len(spans)], lane[: len(spans)] = _issues(trace, spans)
     order = np.argsort(events.start[rows], kind="stable")
     rows, is_span, launch, lane = rows[order], is_span[order], launch[order], lane[order]
-    start, end, stream = events.start[rows], events.end[rows], np.full(len(rows), MISSING, np.int32)
+    start, end, stream = events.start[rows], events.ends(rows), np.full(len(rows), MISSING, np.int32)
     return Work(rows, start, end, launch, lane, stream, is_span, np.zeros(len(rows), np.bool_))
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +34,6 @@ from fsdpbench.reports.analysis.model import (
     UnitAnalysis,
 )
 from fsdpbench.reports.analysis.peaks import Chip, Links, chip_of, links_of
-from fsdpbench.reports.analysis.processes import end_with_the_caller, interruptions_held
 from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.sanity import check
 from fsdpbench.reports.analysis.snapshots import SUFFIXES as SNAPSHOT_SUFFIXES
@@ -110,6 +106,12 @@ def _outcomes(
     if processes <= 1:
         yield from map(read, files)
         return
+    # Imported where they are needed: a trace alone is read without them.
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    from fsdpbench.reports.analysis.processes import end_with_the_caller, interruptions_held
+
     with ProcessPoolExecutor(
         processes, mp_context=get_context("spawn"), initializer=end_with_the_caller
     ) as pool:
@@ -195,7 +197,7 @@ def analyze_trace(
 def _cpu_time(trace: Trace, steps: Sequence[Window]) -> int:
     """Return the ns of the steps in which the CPU runs operators or calls the driver, but not to wait."""
     rows = trace.rows_named(lambda name: "Synchronize" not in name, Category.CPU_OP, Category.RUNTIME)
-    busy = intervals.of(trace.events.start[rows], trace.events.end[rows])
+    busy = intervals.of(trace.events.start[rows], trace.events.ends(rows))
     return sum(intervals.clip(busy, step.mark.start, step.mark.end).length() for step in steps)
 
 

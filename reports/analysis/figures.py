@@ -8,7 +8,6 @@ import numpy as np
 
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import Activity, Collectives
-from fsdpbench.reports.analysis.intervals import Intervals
 from fsdpbench.reports.analysis.naming import COLLECTIVE_TYPES
 from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.windows import OTHER_PHASE, Window
@@ -147,15 +146,10 @@ def communication_dict(
 
 def time_parts(activity: Activity, start: int, end: int) -> TimeParts:
     """Return how [start, end), in ns, was spent."""
-
-    def within(what: Intervals) -> int:
-        return intervals.clip(what, start, end).length()
-
-    compute_only = within(activity.compute_only)
-    overlapped = within(activity.overlapped)
-    exposed = within(activity.exposed)
-    idle = max(end - start, 0) - compute_only - overlapped - exposed
-    return TimeParts(compute_only, overlapped, exposed, idle, within(activity.copies))
+    parts = activity.compute_only, activity.overlapped, activity.exposed, activity.copies
+    computing, overlapped, exposed, copying = (intervals.clip(each, start, end).length() for each in parts)
+    idle = max(end - start, 0) - computing - overlapped - exposed
+    return TimeParts(computing, overlapped, exposed, idle, copying)
 
 
 def phase_parts(activity: Activity, step: Window, phases: list[Window]) -> dict[str, TimeParts]:
@@ -191,14 +185,13 @@ def collective_figures(
         counted = selected & (asked >= window.mark.start) & (asked < window.mark.end)
     figures: dict[str, CollectiveFigures] = {}
     for number, kind in enumerate(COLLECTIVE_TYPES):
-        of_kind = collectives.kind == number
-        if not (of_kind & selected).any():
+        rows = selected & (collectives.kind == number)
+        if not rows.any():
             continue
-        rows = of_kind & selected
         time = intervals.of(collectives.work.start[rows], collectives.work.end[rows])
         if window is not None:
             time = intervals.clip(time, window.start, window.end)
-        counts = of_kind & counted
+        counts = rows & counted
         if not len(time) and not counts.any():
             continue
         exposed = intervals.intersect(time, activity.exposed).length()
@@ -220,9 +213,7 @@ def _sized(collectives: Collectives, rows: Bool, time: int, exposed: int) -> Col
     return CollectiveFigures(
         count=count,
         bytes=int(collectives.message[sized].sum()) if complete else None,
-        wire_bytes=int(collectives.wire[on_wire].sum())
-        if complete and bool((on_wire == rows).all())
-        else None,
+        wire_bytes=int(collectives.wire[on_wire].sum()) if complete and (on_wire == rows).all() else None,
         time=time,
         exposed=exposed,
         sized_time=int(duration[on_wire].sum()),

@@ -12,7 +12,7 @@ for an event of another stream, or, if that is short, only for what a launch tak
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -47,14 +47,10 @@ class IdleCauses:
 
     def parts(self) -> dict[str, int]:
         """Return the causes that are known, ns by name."""
-        values = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return {name: value for name, value in values if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     def to_dict(self) -> dict[str, float | None]:
-        return {
-            each.name: None if (value := getattr(self, each.name)) is None else seconds(value)
-            for each in fields(self)
-        }
+        return {name: None if value is None else seconds(value) for name, value in vars(self).items()}
 
 
 IDLE_WORDS: Mapping[str, str] = PATTERNS["idle"]

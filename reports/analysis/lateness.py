@@ -218,9 +218,10 @@ def _timings(
     phase = containing(phases, issued).tolist()
     first = np.concatenate([[True], step[1:] != step[:-1]])
     times = [*zip(issued.tolist(), started.tolist(), ended.tolist(), needed.tolist(), strict=True)]
+    shares = zip(*(column.tolist() for column in parts.values()), strict=True)
     found: list[GatherTiming] = []
-    for i, row in enumerate(gathers.row.tolist()):
-        waited = {cause: int(column[i]) for cause, column in parts.items()}
+    for i, (row, share) in enumerate(zip(gathers.row.tolist(), shares, strict=True)):
+        waited = dict(zip(parts, share, strict=True))
         behind = _behind(activity, spans, unit, row)
         cause = None
         if ended[i] - needed[i] > TOLERANCE_NS:

@@ -201,6 +201,8 @@ def _holdings(memory: MemoryEvents, rows: Int64, places: _Places) -> tuple[Holdi
 
 def _retries(trace: Trace, activity: Activity, places: _Places) -> tuple[Retry, ...]:
     retries = trace.retries
+    if not len(retries):
+        return ()
     columns = zip(
         retries.time.tolist(),
         places.step(retries.time),
@@ -240,7 +242,7 @@ def _driver_calls(trace: Trace, activity: Activity, times: Int64) -> list[tuple[
     """Return for each retry the driver's allocation calls between the launches around it, and ns from the
     begin of the first to the end of the last. The first of retries between the same launches has all."""
     rows = allocator_rows(trace)
-    start, end = trace.events.start[rows], trace.events.end[rows]
+    start, end = trace.events.start[rows], trace.events.ends(rows)
     launches = np.sort(activity.work.launch[activity.work.launch != UNKNOWN_TIME])
     found: list[tuple[int, int]] = []
     seen: set[int] = set()

@@ -36,8 +36,10 @@ _TYPE_PATTERNS = tuple(
     (re.compile(pattern, re.IGNORECASE), CollectiveType(kind)) for kind, pattern in PATTERNS["types"]
 )
 _COMMUNICATION_KERNEL = re.compile("|".join(PATTERNS["communication"]), re.IGNORECASE)
-_CPU_COLLECTIVE_SPAN = re.compile(r"^(gloo|mpi|ucc):")
-_ISSUE = re.compile(r"^(c10d|_c10d_functional|_c10d_functional_autograd)::(?!.*wait)")
+is_cpu_collective = re.compile(r"^(gloo|mpi|ucc):").search
+"""Whether this is the span of a collective that the CPU itself carries out."""
+is_issue = re.compile(r"^(c10d|_c10d_functional|_c10d_functional_autograd)::(?!.*wait)").search
+"""Whether this operator hands a collective to its process group."""
 
 # Namespaces of operators that only wrap, wait or hand over to communication.
 _NO_COMPUTATION = re.compile(
@@ -64,16 +66,6 @@ def is_communication_kernel(name: str) -> bool:
     return _COMMUNICATION_KERNEL.search(name) is not None
 
 
-def is_cpu_collective(name: str) -> bool:
-    """Return whether this is the span of a collective that the CPU itself carries out."""
-    return _CPU_COLLECTIVE_SPAN.search(name) is not None
-
-
-def is_issue(name: str) -> bool:
-    """Return whether this operator hands a collective to its process group."""
-    return _ISSUE.search(name) is not None
-
-
 def is_cpu_computation(name: str) -> bool:
     """Return whether this operator computes. Autograd's wrappers do not: hooks wait in them."""
     return _COMPUTATION_OPERATOR.search(name) is not None and _NO_COMPUTATION.search(name) is None
@@ -94,4 +86,4 @@ def allocator_rows(trace: Trace) -> Int64:
 def times_of(trace: Trace, calls: frozenset[str]) -> Intervals:
     """Return when the CPU was in one of these calls of the driver."""
     rows = trace.rows_named(calls.__contains__, Category.RUNTIME)
-    return intervals.of(trace.events.start[rows], trace.events.end[rows])
+    return intervals.of(trace.events.start[rows], trace.events.ends(rows))

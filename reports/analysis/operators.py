@@ -9,8 +9,8 @@ its sum) the longest takes the work in the kernels' own table.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -40,10 +40,9 @@ class Rate:
 
     def __add__(self, other: Rate) -> Rate:
         """Return the sum; a figure that one side alone knows is that side's."""
-        pairs = ([getattr(side, each.name) for side in (self, other)] for each in fields(self))
-        known = ([value for value in pair if value is not None] for pair in pairs)
-        sums: Any = (sum(pair) if pair else None for pair in known)
-        return Rate(*sums)
+        pairs = (self.flops, other.flops), (self.bytes, other.bytes), (self.least, other.least)
+        sums: Any = (one if two is None else two if one is None else one + two for one, two in pairs)
+        return Rate(self.time + other.time, *sums)
 
     def to_dict(self) -> dict[str, float | None]:
         known = self.time > 0
@@ -341,27 +340,14 @@ def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
         on_device: kernels did the work, not operators of a CPU.
         chip: whose peak the calls are held against, where it is known.
     """
-    rows = np.fromiter(trace.calls, np.int64, len(trace.calls))
-    events = trace.events
-    kernel, kernel_time = np.full(len(rows), NOTHING, np.int64), np.zeros(len(rows), np.int64)
+    rows, events = trace.calls.rows, trace.events
     if on_device and len(rows):
-        index = index_spans(events.lane[rows], events.start[rows], events.end[rows])
-        place = index.innermost(work.launch_lane, work.launch)
-        place[work.is_communication] = NOTHING
-        mine = np.flatnonzero(place != NOTHING)
-        duration = (work.end - work.start)[mine]
-        time = np.zeros(len(rows), np.int64)
-        np.add.at(time, place[mine], duration)
-        # Of one place the longest is written last; among equals the last by name, since the order of events
-        # in a file, which numbers the names, has no meaning.
-        spelled = np.unique(np.array(trace.names, dtype=str), return_inverse=True)[1]
-        order = np.lexsort((spelled[events.name[work.row[mine]]], duration))
-        kernel[place[mine][order]] = events.name[work.row[mine[order]]]
-        kernel_time[place[mine][order]] = duration[order]
+        time, kernel, kernel_time = _kernels_of(trace, work)
     else:
         time = np.where(np.isin(rows, work.row), events.duration[rows], 0)
+        kernel, kernel_time = np.full(len(rows), NOTHING, np.int64), np.zeros(len(rows), np.int64)
     ran_at_all = np.flatnonzero(time > 0)
-    inputs = _numbers_of_inputs(trace.calls.values())[ran_at_all]
+    inputs = trace.calls.number[ran_at_all]
     # Numbers of names and of inputs are below 2**31 each, so that keys of two of them fit.
     same = np.unique(events.name[rows[ran_at_all]].astype(np.int64) << 31 | inputs, return_inverse=True)[1]
     keys = same << 31 | kernel[ran_at_all] + 1
@@ -372,7 +358,7 @@ def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
     found = []
     for number in np.argsort(first).tolist():
         row, ran = int(rows[ran_at_all[first[number]]]), int(kernel[ran_at_all[first[number]]])
-        name, call = trace.name_of(row), trace.calls[row]
+        name, call = trace.name_of(row), trace.calls.inputs[inputs[first[number]]]
         cost, word = cost_of(name, call), trace.names[ran] if ran != NOTHING else ""
         # What crosses the host's link, or runs on the host, is not held against the device's memory.
         least, bound = None, None
@@ -384,14 +370,21 @@ def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
     return sorted(found, key=lambda group: (group.name, group.time, group.count, group.least or 0.0))
 
 
-def _numbers_of_inputs(calls: Collection[OperatorCall]) -> Int64:
-    """Return a number for each call, the same for equal inputs: mostly one object, compared once."""
-    ids = np.fromiter(map(id, calls), np.int64, len(calls))
-    _, first, place = np.unique(ids, return_index=True, return_inverse=True)
-    objects = list(calls)
-    distinct: dict[OperatorCall, int] = {}
-    numbers = [distinct.setdefault(objects[at], len(distinct)) for at in first.tolist()]
-    return np.array(numbers, np.int64)[place]
+def _kernels_of(trace: Trace, work: Work) -> tuple[Int64, Int64, Int64]:
+    """Return of each call the ns of its kernels, the name of the longest as a number, and its ns."""
+    rows, events = trace.calls.rows, trace.events
+    index = index_spans(events.lane[rows], events.start[rows], events.ends(rows))
+    place = index.innermost(work.launch_lane, work.launch)
+    mine = np.flatnonzero((place != NOTHING) & ~work.is_communication)
+    place, duration = place[mine], work.end[mine] - work.start[mine]
+    time, longest = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    np.add.at(time, place, duration)
+    np.maximum.at(longest, place, duration)
+    # Among equals the last by name, since the order of events in a file, which numbers names, has no meaning.
+    by_name = np.array(sorted(range(len(trace.names)), key=trace.names.__getitem__), np.int64)
+    last, chosen = np.full(len(rows), NOTHING, np.int64), duration == longest[place]
+    np.maximum.at(last, place[chosen], np.argsort(by_name)[events.name[work.row[mine[chosen]]]])
+    return time, np.where(last == NOTHING, NOTHING, by_name[last]), longest
 
 
 def operator_totals(calls: list[CallGroup], total: int) -> tuple[OperatorTotal, ...]:

@@ -82,7 +82,8 @@ def _overlapping_kernels(trace: Trace) -> tuple[list[str], list[str]]:
     rows = rows[order]
     stream, device = events.stream[rows], events.device[rows]
     same = (stream[1:] == stream[:-1]) & (device[1:] == device[:-1])
-    over = np.minimum(events.end[rows][:-1], events.end[rows][1:]) - events.start[rows][1:]
+    end = events.ends(rows)
+    over = np.minimum(end[:-1], end[1:]) - events.start[rows][1:]
     over = np.where(same & (over > OVERLAP_TOLERANCE_NS), over, 0)
     count = int((over > 0).sum())
     if not count:
@@ -142,7 +143,7 @@ def _crossing_calls(trace: Trace) -> list[str]:
     events = trace.events
     steps = trace.rows_named(STEP.match, Category.USER_ANNOTATION)
     rows = np.concatenate([trace.rows(Category.CPU_OP), steps])
-    start, end = events.start[rows], events.end[rows]
+    start, end = events.start[rows], events.ends(rows)
     parent = index_spans(events.lane[rows], start, end).parents_by_row()
     inside = parent != NOTHING
     beyond = np.where(inside, end - end[parent], 0)

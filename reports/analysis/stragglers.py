@@ -94,13 +94,8 @@ def collective_durations(trace: Trace, activity: Activity) -> CollectiveDuration
     order = np.argsort(collectives.work.asked(), kind="stable")
     duration = (collectives.work.end - collectives.work.start)[order]
     numbers: dict[str, int] = {}
-    group = np.array(
-        [
-            numbers.setdefault(group_key(trace.collectives.get(row)), len(numbers))
-            for row in collectives.work.row[order].tolist()
-        ],
-        np.int64,
-    )
+    keys = (group_key(trace.collectives.get(row)) for row in collectives.work.row[order].tolist())
+    group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
     return CollectiveDurations(
         collectives.kind[order], collectives.message[order], duration, group, tuple(numbers)
     )

@@ -85,40 +85,43 @@ def _own_times(trace: Trace, work: Work) -> Int64:
 def _kernels(
     trace: Trace, work: Work, time: Int64, total: int, calls: Sequence[CallGroup], activity: Activity
 ) -> tuple[KernelTotal, ...]:
-    found, first, where, counts = np.unique(
-        trace.events.name[work.row], return_index=True, return_inverse=True, return_counts=True
-    )
-    times = np.zeros(len(found), np.int64)
-    np.add.at(times, where, time)
-    rates = _rates(work, found, where, calls, activity)
-    kinds = list(zip(work.is_communication[first].tolist(), work.is_copy[first].tolist(), strict=True))
-    called = [trace.names[number] for number in found.tolist()]
-    # By name where times are equal: numbers of names follow the order of events in the file.
-    order = sorted(range(len(called)), key=lambda place: (-int(times[place]), called[place]))
+    names = trace.events.name[work.row]
+    rates = _rates(work, names, calls, activity)
+    first = np.zeros(len(trace.names), np.int64)
+    first[names[::-1]] = np.arange(len(names))[::-1]
     return tuple(
         KernelTotal(
-            called[place],
-            family_of(called[place], *kinds[place]),
-            int(counts[place]),
-            int(times[place]),
-            int(times[place]) / total if total else 0.0,
-            rates.get(place, Rate()),
+            each.name,
+            family_of(each.name, bool(work.is_communication[at := first[number]]), bool(work.is_copy[at])),
+            each.count,
+            each.time,
+            each.time / total if total else 0.0,
+            rates.get(number, Rate()),
         )
-        for place in order
+        for number, each in _by_name(trace, names, time)
     )
 
 
-def _rates(
-    work: Work, found: Int32, where: Int64, calls: Sequence[CallGroup], activity: Activity
-) -> dict[int, Rate]:
-    """Return rates by place of the name: known work of the operators whose longest kernel it is, and of
+def _by_name(trace: Trace, names: Int32, time: Int64) -> list[tuple[int, NameTotal]]:
+    """Return the number of each name with its total of `time`, the longest first."""
+    counts, times = np.bincount(names, minlength=len(trace.names)), np.zeros(len(trace.names), np.int64)
+    np.add.at(times, names, time)
+    found = [
+        (number, NameTotal(trace.names[number], int(counts[number]), int(times[number])))
+        for number in np.flatnonzero(counts).tolist()
+    ]
+    # By name where times are equal: numbers of names follow the order of events in the file.
+    return sorted(found, key=lambda pair: (-pair[1].time, pair[1].name))
+
+
+def _rates(work: Work, names: Int32, calls: Sequence[CallGroup], activity: Activity) -> dict[int, Rate]:
+    """Return rates by number of the name: known work of the operators whose longest kernel it is, and of
     collectives by their wire bytes against the links' peak."""
     rates: dict[int, Rate] = {}
     duration = work.end - work.start
     for call in calls:
         if call.kernel is not None:
-            place = int(np.searchsorted(found, call.kernel))
-            rates[place] = rates.get(place, Rate()) + call.rate(call.kernel_time)
+            rates[call.kernel] = rates.get(call.kernel, Rate()) + call.rate(call.kernel_time)
     collectives = activity.collectives
     sent = {
         int(row): (int(wire), float(roof))
@@ -126,14 +129,14 @@ def _rates(
         if wire > 0
     }
     sums = [
-        (int(where[number]), *sent[int(work.row[number])], int(duration[number]))
+        (int(names[number]), *sent[int(work.row[number])], int(duration[number]))
         for number in np.flatnonzero(work.is_communication).tolist()
         if int(work.row[number]) in sent
     ]
     # By size: floating-point sums depend on their order, and the order of events in a file has no meaning.
-    for place, wire, roof, time in sorted(sums):
+    for name, wire, roof, time in sorted(sums):
         least = wire / roof * 1e9 if roof else None
-        rates[place] = rates.get(place, Rate()) + Rate(time, None, wire, least)
+        rates[name] = rates.get(name, Rate()) + Rate(time, None, wire, least)
     return rates
 
 
@@ -158,22 +161,13 @@ def _families(kernels: Sequence[KernelTotal], total: int) -> tuple[KernelTotal, 
 def _devices(trace: Trace, work: Work, windows: Sequence[Window]) -> tuple[DeviceUse, ...]:
     device = trace.events.device[work.row]
     start, end = windows[0].start, windows[-1].end
+    kinds = np.True_, ~work.is_communication & ~work.is_copy, work.is_communication
     found = []
     for each in np.unique(device).tolist():
-        mine = work.select(device == each)
-
-        def length(chosen: Work) -> int:
-            return intervals.clip(intervals.of(chosen.start, chosen.end), start, end).length()
-
-        found.append(
-            DeviceUse(
-                each,
-                length(mine),
-                length(mine.select(~mine.is_communication & ~mine.is_copy)),
-                length(mine.select(mine.is_communication)),
-                end - start,
-            )
-        )
+        chosen = ((device == each) & kind for kind in kinds)
+        times = (intervals.of(work.start[rows], work.end[rows]) for rows in chosen)
+        busy, computing, communicating = (intervals.clip(time, start, end).length() for time in times)
+        found.append(DeviceUse(each, busy, computing, communicating, end - start))
     return tuple(found)
 
 
@@ -209,7 +203,7 @@ def module_totals(trace: Trace, work: Work, time: Int64, total: int) -> tuple[Mo
     if not len(rows):
         return ()
     events = trace.events
-    index = index_spans(events.lane[rows], events.start[rows], events.end[rows])
+    index = index_spans(events.lane[rows], events.start[rows], events.ends(rows))
     place = index.innermost(work.launch_lane, work.launch)
     inside = place != NOTHING
     own = np.zeros(len(rows), np.int64)
@@ -289,16 +283,8 @@ def name_totals(trace: Trace, activity: Activity, windows: Sequence[Window]) -> 
     """Return totals of everything that was launched within the steps, the longest first."""
     work = activity.work
     inside = containing([window.mark for window in windows], work.asked()) >= 0
-    names = trace.events.name[work.row[inside]]
-    counts = np.bincount(names, minlength=len(trace.names))
-    found, where = np.unique(names, return_inverse=True)
-    times = np.zeros(len(found), np.int64)
-    np.add.at(times, where, (work.end - work.start)[inside])
-    totals = [
-        NameTotal(trace.names[number], int(counts[number]), int(time))
-        for number, time in zip(found.tolist(), times.tolist(), strict=True)
-    ]
-    return tuple(sorted(totals, key=lambda total: (-total.time, total.name)))
+    found = _by_name(trace, trace.events.name[work.row[inside]], (work.end - work.start)[inside])
+    return tuple(total for _, total in found)
 
 
 # Counts name a regression exactly: an extra copy or a lost wait moves a step by less than noise does on real

@@ -168,18 +168,12 @@ def _held(rank: RankAnalysis) -> dict[str, int]:
 
 
 def _names(before: RankAnalysis, after: RankAnalysis) -> tuple[NameChange, ...]:
-    old, new = ({total.name: total for total in rank.names} for rank in (before, after))
-    changes = []
-    for name in dict.fromkeys([*old, *new]):
-        counts, times = (
-            [
-                getattr(side[name], field) / max(len(rank.steps), 1) if name in side else 0
-                for side, rank in ((old, before), (new, after))
-            ]
-            for field in ("count", "time")
-        )
-        if counts[0] != counts[1] or times[0] != times[1]:
-            changes.append(NameChange(name, Change("count", *counts), Change("time", *times)))
+    counts, times = (
+        _matched(*(_per_step(rank, {n.name: getattr(n, of) for n in rank.names}) for rank in (before, after)))
+        for of in ("count", "time")
+    )
+    both = zip(counts, times, strict=True)
+    changes = [NameChange(count.name, count, time) for count, time in both if count.by or time.by]
     return tuple(sorted(changes, key=lambda each: (-abs(each.time.by), each.name)))
 
 

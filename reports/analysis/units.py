@@ -165,15 +165,15 @@ def index_spans(
     order = np.lexsort((-end, start, lane) if rank is None else (rank, -end, start, lane))
     parent = np.full(len(order), NOTHING, np.int64)
     lane, start, end = lane[order].astype(np.int64), start[order], end[order]
-    lane_list, start_list, end_list = lane.tolist(), start.tolist(), end.tolist()
-    stack: list[int] = []
-    nests = ((lane[1:] == lane[:-1]) & (start[1:] <= end[:-1])).any()
-    for i, (this_lane, begin) in enumerate(zip(lane_list, start_list, strict=True)) if nests else ():
-        while stack and (lane_list[stack[-1]] != this_lane or end_list[stack[-1]] < begin):
-            stack.pop()
-        if stack:
-            parent[i] = stack[-1]
-        stack.append(i)
+    if ((lane[1:] == lane[:-1]) & (start[1:] <= end[:-1])).any():
+        lane_list, end_list = lane.tolist(), end.tolist()
+        stack: list[int] = []
+        for i, (this_lane, begin) in enumerate(zip(lane_list, start.tolist(), strict=True)):
+            while stack and (lane_list[stack[-1]] != this_lane or end_list[stack[-1]] < begin):
+                stack.pop()
+            if stack:
+                parent[i] = stack[-1]
+            stack.append(i)
     return SpanIndex(lane, start, end, parent, order.astype(np.int64))
 
 
@@ -199,23 +199,15 @@ WAIT = "wait_all_gather"
 
 @dataclass(frozen=True)
 class Annotation:
-    """An FSDP event of one unit on the CPU, [start, end] in ns on a thread (row of `Trace.lanes`)."""
+    """An FSDP event on the CPU, [start, end] in ns on a thread (row of `Trace.lanes`), and its unit."""
 
     start: int
     end: int
     lane: int
     event: str
-    unit: str
+    unit: str = ""
 
-
-@dataclass(frozen=True)
-class _Span:
-    start: int
-    end: int
-    lane: int
-    name: str
-
-    def encloses(self, other: _Span) -> bool:
+    def encloses(self, other: Annotation) -> bool:
         return self.lane == other.lane and self.start <= other.start and other.end <= self.end
 
 
@@ -225,25 +217,25 @@ def number_units(trace: Trace) -> list[Annotation]:
     return sorted(found, key=lambda each: (each.start, -each.end))
 
 
-def _spans(trace: Trace) -> list[_Span]:
+def _spans(trace: Trace) -> list[Annotation]:
     events = trace.events
     rows = trace.rows_named(lambda name: name.startswith(_PREFIX), Category.USER_ANNOTATION)
-    rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
-    columns = (events.start[rows], events.end[rows], events.lane[rows], events.name[rows])
+    rows = rows[np.lexsort((-events.ends(rows), events.start[rows]))]
+    columns = (events.start[rows], events.ends(rows), events.lane[rows], events.name[rows])
     return [
-        _Span(start, end, lane, trace.names[name].removeprefix(_PREFIX))
+        Annotation(start, end, lane, trace.names[name].removeprefix(_PREFIX))
         for start, end, lane, name in zip(*(column.tolist() for column in columns), strict=True)
     ]
 
 
-def _rounds(spans: list[_Span]) -> list[list[_Span]]:
+def _rounds(spans: list[Annotation]) -> list[list[Annotation]]:
     """Return the spans by round: one begins with each forward of the outermost unit.
 
     A checkpointed unit runs its forward again in backward; that one encloses no other unit's, as the
     outermost one does (unless the model is one unit).
     """
-    forwards = [span for span in spans if span.name == _FORWARD]
-    outermost: list[_Span] = []
+    forwards = [span for span in spans if span.event == _FORWARD]
+    outermost: list[Annotation] = []
     enclosing: set[int] = set()
     for span in forwards:
         if outermost and outermost[-1].encloses(span):
@@ -256,17 +248,17 @@ def _rounds(spans: list[_Span]) -> list[list[_Span]]:
     return [spans[low:high] for low, high in pairwise(places)]
 
 
-def _name_round(spans: list[_Span]) -> list[Annotation]:
-    outermost = next(span for span in spans if span.name == _FORWARD)
+def _name_round(spans: list[Annotation]) -> list[Annotation]:
+    outermost = next(span for span in spans if span.event == _FORWARD)
     first, later = (
-        {name: [s for s in spans if s.name == name and outermost.encloses(s) is inside] for name in _HOOKS}
+        {name: [s for s in spans if s.event == name and outermost.encloses(s) is inside] for name in _HOOKS}
         for inside in (True, False)
     )
     forwards = first[_FORWARD]
     names = [ROOT_UNIT, *(f"unit.{number}" for number in range(len(forwards) - 1))]
     by_end = [names[place] for place in sorted(range(len(forwards)), key=lambda place: forwards[place].end)]
     backwards = by_end[::-1]
-    inner = [span for span in spans if span.name in _INSIDE]
+    inner = [span for span in spans if span.event in _INSIDE]
     found: list[Annotation] = []
     for hooks, order in (
         (first["_pre_forward"], names),
@@ -282,18 +274,18 @@ def _name_round(spans: list[_Span]) -> list[Annotation]:
     return found
 
 
-def _of_turn(hook: _Span, order: list[str], place: int, inner: list[_Span]) -> list[Annotation]:
+def _of_turn(hook: Annotation, order: list[str], place: int, inner: list[Annotation]) -> list[Annotation]:
     """Return one hook's annotations: itself, spans inside it, the wait for its all-gather at its end."""
-    event, unit = _NAMES[hook.name], order[place]
+    event, unit = _NAMES[hook.event], order[place]
     found = [Annotation(hook.start, hook.end, hook.lane, event, unit)]
     following = order[place + 1] if place + 1 < len(order) else unit
-    prefetches = [span for span in inner if span.name != "rate_limiter" and hook.encloses(span)]
-    found += [Annotation(s.start, s.end, s.lane, _NAMES[s.name], following) for s in prefetches]
+    prefetches = [span for span in inner if span.event != "rate_limiter" and hook.encloses(span)]
+    found += [Annotation(s.start, s.end, s.lane, _NAMES[s.event], following) for s in prefetches]
     for span in inner:
-        if span.name == "rate_limiter" and hook.encloses(span):
+        if span.event == "rate_limiter" and hook.encloses(span):
             ahead = any(prefetch.encloses(span) for prefetch in prefetches)
             target = following if ahead else unit
-            found.append(Annotation(span.start, span.end, span.lane, _NAMES[span.name], target))
+            found.append(Annotation(span.start, span.end, span.lane, _NAMES[span.event], target))
     if event in _GATHERING:
         # FSDP1 marks no wait; its streams wait for one another as the hook ends.
         found.append(Annotation(hook.end, hook.end, hook.lane, WAIT, unit))

@@ -145,7 +145,7 @@ def _marks(trace: Trace, patterns: dict[str, re.Pattern[str]]) -> list[Mark]:
 def _backward_from_autograd(trace: Trace) -> list[Mark]:
     """Return one span a step around autograd's own operators."""
     rows = trace.rows_named(lambda name: name.startswith(_BACKWARD_OPERATOR), Category.CPU_OP)
-    start, end = trace.events.start[rows], trace.events.end[rows]
+    start, end = trace.events.start[rows], trace.events.ends(rows)
     spans = [(mark.start, mark.end) for mark in step_marks(trace)]
     found: list[Mark] = []
     for low, high in spans or [(int(start.min(initial=0)), int(end.max(initial=0)) + 1)]:

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from fsdpbench.reports.pages.display import setting
 from fsdpbench.reports.pages.ranking import Ranked, values_of, varying_settings
@@ -189,6 +188,8 @@ def _geometric_mean(ratios: Sequence[float]) -> tuple[float | None, float | None
     mean = float(logs.mean())
     if len(ratios) < 3:
         return _exp(mean), None, None
+    from scipy import special  # takes long to import
+
     half = float(special.stdtrit(len(ratios) - 1, 0.975) * logs.std(ddof=1) / math.sqrt(len(ratios)))
     return _exp(mean), _exp(mean - half), _exp(mean + half)
 

@@ -102,6 +102,10 @@ class Events(Columns):
         """Return the ends, int64 ns."""
         return self.start + self.duration
 
+    def ends(self, rows: Int64) -> Int64:
+        """Return the ends of these rows: less than the ends of all to select from."""
+        return self.start[rows] + self.duration[rows]
+
 
 def of_categories(category: Int8, chosen: Iterable[Category]) -> Bool:
     """Return a mask of a column's rows of the `chosen` categories. For a few, comparing beats `np.isin`."""
@@ -141,6 +145,20 @@ class OperatorCall:
 
 
 @dataclass(frozen=True, eq=False)
+class Calls:
+    """Inputs of calls. rows: int64, of the operators' events.  number: int32, into `inputs`, which differ."""
+
+    rows: Int64
+    number: Int32
+    inputs: tuple[OperatorCall, ...]
+
+    def by_row(self) -> dict[int, OperatorCall]:
+        """Return the inputs by row, in the order of the file; it takes 70 bytes a call."""
+        numbers = self.number.tolist()
+        return dict(zip(self.rows.tolist(), map(self.inputs.__getitem__, numbers), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
 class MemoryEvents(Columns):
     """Allocations and frees: int64 columns time (ns), bytes (signed), allocated and reserved (totals after
     the event), address, device_type (0 CPU, 1 CUDA, 20 PrivateUse1), device_id, active (the total with what
@@ -169,8 +187,8 @@ class RetryEvents(Columns):
 class EventColumns:
     """All of a trace that comes from its list of events.
 
-    `collectives` maps a row of `events` to its metadata, `calls` one of an operator whose cost follows from
-    its shapes (`trace.shaped`) to them; `lanes` holds (pid, tid) as the file has them.  Findings
+    `collectives` maps a row of `events` to its metadata; `calls` are of operators whose cost follows from
+    their shapes (`is_shaped`); `lanes` holds (pid, tid) as the file has them.  Findings
     of the decoder, each a line: `problems` say what figures may lack or what contradicts itself, `remarks` do
     no harm.
     """
@@ -179,7 +197,7 @@ class EventColumns:
     names: tuple[str, ...]
     lanes: tuple[tuple[int | str, int | str], ...]
     collectives: dict[int, CollectiveInfo]
-    calls: dict[int, OperatorCall]
+    calls: Calls
     memory: MemoryEvents
     retries: RetryEvents
     problems: tuple[str, ...]
@@ -218,7 +236,7 @@ class Trace(EventColumns):
         found = {number: each for number, name in enumerate(self.names) if (each := parse(name)) is not None}
         events, rows = self.events, self.rows(Category.USER_ANNOTATION)
         rows = self.by_start(rows[np.isin(events.name[rows], np.fromiter(found, np.int64, len(found)))])
-        columns = (events.name[rows], events.start[rows], events.end[rows], events.lane[rows])
+        columns = (events.name[rows], events.start[rows], events.ends(rows), events.lane[rows])
         for name, *place in zip(*(column.tolist() for column in columns), strict=True):
             yield found[name], *place
 

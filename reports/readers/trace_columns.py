@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from decimal import Decimal
 from itertools import compress, islice
 from math import prod
 from operator import attrgetter
@@ -18,6 +19,7 @@ from fsdpbench.reports.readers.trace import (
     CATEGORIES,
     MISSING,
     Bool,
+    Calls,
     Category,
     CollectiveInfo,
     EventColumns,
@@ -55,17 +57,11 @@ SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:")
 _NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}
 _MODULE = int(Category.MODULE)
 _UNKNOWN = 0
+_BROKEN = -2
+_BETWEEN = b"\0"
 
 AnyEvent = FloatEvent | ExactEvent
 _Arguments = TypeVar("_Arguments", bound=Struct)
-
-
-class _Numbering(dict[Any, int]):
-    """Numbers things in order of first sight; `__missing__` makes looking up the known ones fast."""
-
-    def __missing__(self, key: Any) -> int:
-        number = self[key] = len(self)
-        return number
 
 
 class _GrowingColumns:
@@ -93,19 +89,69 @@ class _GrowingColumns:
         return [column[: self.rows] for column in self._columns]
 
 
+_Kind = tuple[str, str, str, int | str | None, int | str | None]
+"""What many events share: phase, category, name, process and thread."""
+
+
+class _Kinds(dict[_Kind, int]):
+    """Numbers kinds of events in order of first sight; `columns` has what those of a kind share."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+        self.lanes: dict[tuple[int | str | None, int | str | None], int] = {}
+        self._new: list[tuple[int, ...]] = []
+        self._columns = _GrowingColumns((np.int8, np.bool_, np.int32, np.int32, np.bool_))
+
+    def __missing__(self, kind: _Kind) -> int:
+        phase, of, name, *lane = kind
+        category = _NUMBERS.get(of, _MODULE if is_module(of, name) else _UNKNOWN)
+        named = lies = MISSING
+        is_complete = category != _UNKNOWN and phase == "X"
+        if is_complete:
+            named = self.names.setdefault(name, len(self.names))
+            # The process is part of the lane: two processes may number their threads alike.
+            lies = self.lanes.setdefault((lane[0], lane[1]), len(self.lanes))
+        self._new.append((category, is_complete, named, lies, is_shaped(name)))
+        number = self[kind] = len(self)
+        return number
+
+    def columns(self, events: Sequence[AnyEvent]) -> list[Any]:
+        """Return columns: category, whether complete, name and lane of those that are, whether shaped."""
+        kinds = map(self.__getitem__, [(each.ph, each.cat, each.name, each.pid, each.tid) for each in events])
+        number = np.fromiter(kinds, np.int32, len(events))
+        if self._new:
+            self._columns.append([*zip(*self._new, strict=True)])
+            self._new.clear()
+        return [column[number] for column in self._columns.finish()]
+
+
+class _Inputs(dict[tuple[bytes, Number | None], int]):
+    """Numbers the inputs of calls, given as texts and gigabytes, by what they say."""
+
+    def __init__(self) -> None:
+        self.distinct: dict[OperatorCall, int] = {}
+
+    def __missing__(self, key: tuple[bytes, Number | None]) -> int:
+        sizes, types, values, strides = key[0].split(_BETWEEN)
+        call = call_of(CalledArguments(Raw(sizes), Raw(types), Raw(values), Raw(strides), key[1]))
+        number = MISSING if (sizes or b"[").startswith((b"[", b"null")) else _BROKEN
+        if call.sizes:
+            number = self.distinct.setdefault(call, len(self.distinct))
+        self[key] = number
+        return number
+
+
 class ColumnBuilder:
     """Takes the events of a file in chunks of any size; `finish` gives the columns of all of them."""
 
     def __init__(self, all_calls: bool = False) -> None:
         self.seen = 0
         self._all_calls = all_calls
-        self._names = _Numbering()
-        self._lanes = _Numbering()
+        self._kinds = _Kinds()
         self._columns = _GrowingColumns((*Events.DTYPES, np.bool_, np.bool_))
         self._collectives: dict[int, CollectiveInfo] = {}
-        self._calls: dict[int, OperatorCall] = {}
-        self._known_calls: dict[tuple[bytes, Number | None], OperatorCall] = {}
-        self._shaped: list[bool] = []
+        self._inputs = _Inputs()
+        self._calls = _GrowingColumns((np.int64, np.int32))
         self._memory = InstantColumns(MemoryEvents)
         self._retries = InstantColumns(RetryEvents)
         self._incomplete = self._uncategorised = self._broken = 0
@@ -114,25 +160,17 @@ class ColumnBuilder:
     def add(self, events: Sequence[AnyEvent]) -> None:
         """Append a chunk; its events and their texts are not needed afterwards."""
         self.seen += len(events)
-        numbers = [_NUMBERS.get(event.cat, _UNKNOWN) for event in events]
-        if _UNKNOWN in numbers:
-            others: list[AnyEvent] = []
-            for place, event in enumerate(events):
-                if numbers[place] == _UNKNOWN:
-                    if is_module(event.cat, event.name):
-                        numbers[place] = _MODULE
-                    else:
-                        others.append(event)
-            if others:
-                self._add_others(others)
-        category = np.array(numbers, np.int8)
+        category, chosen, name, lane, shaped = self._kinds.columns(events)
         counting = category != _UNKNOWN
-        chosen = counting & np.array([event.ph == "X" for event in events], np.bool_)
+        if not counting.all():
+            self._add_others([*compress(events, (~counting).tolist())])
         self._incomplete += int(counting.sum() - chosen.sum())
-        complete = events if chosen.all() else list(compress(events, chosen.tolist()))
+        complete = events
+        if not chosen.all():
+            complete = [*compress(events, chosen.tolist())]
+            category, name, lane, shaped = (each[chosen] for each in (category, name, lane, shaped))
         if not complete:
             return
-        category = category[chosen]
         start, has_start = _times(complete, [event.ts for event in complete])
         duration, has_duration = _times(complete, [event.dur for event in complete])
         correlation = np.full(len(complete), MISSING, np.int64)
@@ -141,12 +179,8 @@ class ColumnBuilder:
         self._add_calls(complete, category, correlation)
         self._add_device(complete, category, correlation, stream, device)
         self._add_spans(complete, category)
-        # The process is part of the lane: two processes may number their threads alike.
-        threads = [(event.pid, event.tid) for event in complete]
-        lane = np.fromiter(map(self._lanes.__getitem__, threads), np.int32, len(complete))
-        names = map(self._names.__getitem__, [event.name for event in complete])
-        name = np.fromiter(names, np.int32, len(complete))
-        self._add_operators(complete, category, name)
+        is_operator = category == Category.CPU_OP
+        self._add_operators(complete, is_operator if self._all_calls else is_operator & shaped)
         values = start, duration, category, name, lane, correlation, stream, device
         self._columns.append((*values, has_start, has_duration))
 
@@ -161,18 +195,18 @@ class ColumnBuilder:
             problems.append(f"{dropped} device events could not be placed in time")
         on_device = bool(of_categories(columns.category, DEVICE_CATEGORIES).any())
         doubts, remarks = unknown_categories(self._unknown, on_device)
-        collectives, calls = self._collectives, self._calls
+        collectives, (rows, inputs) = self._collectives, self._calls.finish()
         if not usable.all():
             place = np.cumsum(usable) - 1
             collectives = {int(place[row]): info for row, info in collectives.items() if usable[row]}
-            calls = {int(place[row]): call for row, call in calls.items() if usable[row]}
+            rows, inputs = place[rows[usable[rows]]], inputs[usable[rows]]
             columns = columns.select(usable)
         return EventColumns(
             events=columns,
-            names=tuple(self._names),
-            lanes=tuple((_lane(pid), _lane(tid)) for pid, tid in self._lanes),
+            names=tuple(self._kinds.names),
+            lanes=tuple((_lane(pid), _lane(tid)) for pid, tid in self._kinds.lanes),
             collectives=collectives,
-            calls=calls,
+            calls=Calls(rows, inputs, tuple(self._inputs.distinct)),
             memory=in_order(MemoryEvents(*self._memory.finish())),
             retries=RetryEvents(*self._retries.finish()),
             problems=(*problems, *doubts),
@@ -181,13 +215,13 @@ class ColumnBuilder:
 
     def _problems(self, columns: Events) -> list[str]:
         """Return lines on what else the figures may lack."""
-        unknown = [number for lane, number in self._lanes.items() if None in lane]
+        unknown = [number for lane, number in self._kinds.lanes.items() if None in lane]
         on_host = ~of_categories(columns.category, DEVICE_CATEGORIES)
         threadless = int((np.isin(columns.lane, unknown) & on_host).sum()) if unknown else 0
         counts = {
             "events of the profiler are not complete ones (ph is not 'X'): left out": self._incomplete,
             "events have no category: left out": self._uncategorised,
-            "events have no name": int((columns.name == self._names.get("", MISSING)).sum()),
+            "events have no name": int((columns.name == self._kinds.names.get("", MISSING)).sum()),
             "events on the CPU name no process or thread": threadless,
             "events have arguments that cannot be read, and count as if they had not": self._broken,
             "memory events cannot be read: left out": self._memory.lost + self._retries.lost,
@@ -230,22 +264,17 @@ class ColumnBuilder:
             if each.collective is not None:
                 self._collectives[self._columns.rows + row] = _described(each.collective, each)
 
-    def _add_operators(self, events: Sequence[AnyEvent], category: Any, name: Int32) -> None:
-        chosen = category == Category.CPU_OP
-        if not self._all_calls:
-            self._shaped += map(is_shaped, islice(self._names, len(self._shaped), None))
-            chosen &= np.array(self._shaped, np.bool_)[name]
-        rows = np.flatnonzero(chosen).tolist()
-        for row, each in zip(rows, self._arguments(events, rows, CalledArguments), strict=True):
+    def _add_operators(self, events: Sequence[AnyEvent], chosen: Bool) -> None:
+        rows = np.flatnonzero(chosen)
+        keys = [
             # No JSON holds the byte 0: texts joined by it are equal only where each of them is.
-            key = b"\0".join((each.sizes, each.types, each.values, each.strides)), each.gigabytes
-            call = self._known_calls.get(key)
-            if call is None:
-                call = self._known_calls[key] = call_of(each)
-            if call.sizes:
-                self._calls[self._columns.rows + row] = call
-            else:
-                self._broken += not (bytes(each.sizes) or b"[").startswith((b"[", b"null"))
+            (_BETWEEN.join((each.sizes, each.types, each.values, each.strides)), each.gigabytes)
+            for each in self._arguments(events, rows.tolist(), CalledArguments)
+        ]
+        inputs = np.fromiter(map(self._inputs.__getitem__, keys), np.int32, len(keys))
+        self._broken += int((inputs == _BROKEN).sum())
+        known = inputs >= 0
+        self._calls.append((self._columns.rows + rows[known], inputs[known]))
 
     def _add_spans(self, events: Sequence[AnyEvent], category: Any) -> None:
         annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
@@ -339,8 +368,7 @@ class InstantColumns:
         self.lost = 0
         names = [each.name for each in fields(kind) if each.name != "time"]
         self._values = attrgetter(*names)
-        self._width = len(names)
-        self._chunks: list[list[Int64]] = []
+        self._columns = _GrowingColumns([np.int64] * (1 + len(names)))
 
     def add(self, time: Int64, present: Bool, arguments: Sequence[Raw]) -> None:
         """Append the instants that have a time and readable arguments."""
@@ -354,11 +382,10 @@ class InstantColumns:
             decoded = [each for each, there in zip(decoded, present.tolist(), strict=True) if there]
         if decoded:
             columns = map(integers, zip(*map(self._values, decoded), strict=True))
-            self._chunks.append([time, *columns])
+            self._columns.append([time, *columns])
 
     def finish(self) -> list[Int64]:
-        empty = [np.empty(0, np.int64) for _ in range(self._width + 1)]
-        columns = [np.concatenate(column) for column in zip(empty, *self._chunks, strict=True)]
+        columns = self._columns.finish()
         order = np.argsort(columns[0], kind="stable")
         return [column[order] for column in columns]
 
@@ -402,26 +429,11 @@ def from_floats(times: Sequence[float | None]) -> tuple[Int64, Bool]:
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64), present
 
 
-def from_digits(times: Sequence[Raw]) -> tuple[Int64, Bool]:
-    """Return the same from the numbers' text, for times that a double cannot hold."""
-    ns = [_nanoseconds(bytes(time)) for time in times]
-    present = np.fromiter((time is not None for time in ns), np.bool_, len(ns))
-    return np.fromiter((time or 0 for time in ns), np.int64, len(ns)), present
-
-
-def _nanoseconds(digits: bytes) -> int | None:
-    whole, _, fraction = digits.partition(b".")
-    try:
-        if b"e" in digits or b"E" in digits:
-            ns = round(float(digits) * 1000)
-        elif fraction:
-            ns = int(whole.lstrip(b"-") or b"0") * 1000 + int(fraction[:3].ljust(3, b"0"))
-            ns = -ns if whole.startswith(b"-") else ns
-        else:
-            ns = int(whole) * 1000
-    except (ValueError, OverflowError):
-        return None
-    return ns if abs(ns) < LARGEST_MICROSECONDS * 1000 else None
+def from_digits(times: Sequence[Decimal | None]) -> tuple[Int64, Bool]:
+    """Return times in int64 ns (0 where there is none), and a mask, where doubles are too coarse."""
+    known = [time if time is not None and abs(time) < LARGEST_MICROSECONDS else None for time in times]
+    ns = np.array([int((time or 0) * 1000) for time in known], np.int64)
+    return ns, np.array([time is not None for time in known], np.bool_)
 
 
 # Allocations and frees of one time are ordered by the totals after each of them:

@@ -5,12 +5,13 @@ arguments are never looked at.
 
 Events of two shapes exist because of numbers.  Most traces count microseconds from a recent base, so that a
 double holds nanoseconds exactly; older ones count from 1970 with three decimals, which a double cannot hold
-(at 1.7e15 its steps are 0.25).  For those the digits themselves are kept (`ExactEvent`).
+(at 1.7e15 its steps are 0.25).  Those are decimals (`ExactEvent`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,11 +40,19 @@ class FloatEvent(_Event, gc=False):
     dur: float | None = None
 
 
-class ExactEvent(_Event, gc=False):
-    """An event whose times are kept as digits, for those that a double cannot hold."""
+class KnownEvent(FloatEvent, gc=False, forbid_unknown_fields=True):
+    """An event that has no other fields than Kineto writes: only its arguments may nest."""
 
-    ts: Raw = ABSENT
-    dur: Raw = ABSENT
+    id: int | str | None = None
+    bp: str | None = None
+    s: str | None = None
+
+
+class ExactEvent(_Event, gc=False):
+    """An event whose times are decimals, for those that a double cannot hold."""
+
+    ts: Decimal | None = None
+    dur: Decimal | None = None
 
 
 class File(Struct, gc=False):
@@ -65,6 +74,7 @@ FILE = Decoder(File)
 EXACT_FILE = Decoder(ExactFile)
 FLOAT_EVENT = Decoder(FloatEvent)
 FLOAT_EVENTS = Decoder(list[FloatEvent])
+KNOWN_EVENTS = Decoder(list[KnownEvent])
 RAW_EVENTS = Decoder(list[Raw])
 EXACT_EVENTS = Decoder(list[ExactEvent])
 

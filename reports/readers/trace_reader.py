@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,15 +70,27 @@ class _Decoded:
         if depth > self.limits.depth:
             raise TraceError(self.path, self.limits.refusal("depth", f"nests {depth:,} levels deep"))
 
-    def add(self, events: list[trace_events.FloatEvent], text: bytes | None) -> None:
+    def events_of(self, text: bytes) -> Sequence[trace_events.FloatEvent]:
+        """Return the events of a list. Raises TraceError as `check_depth`; what the decoder raises."""
+        try:
+            events = trace_events.KNOWN_EVENTS.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.check_depth(text, outside=1)
+            return trace_events.FLOAT_EVENTS.decode(text)
+        # Only arguments nest, in the file, its list and an event: n levels have 2n brackets.
+        shallow = 2 * (self.limits.depth - 3)
+        if long := [event.args for event in events if len(event.args) > shallow]:
+            self.check_depth(b"[%b]" % b",".join(long), outside=2)
+        return events
+
+    def add(self, events: Sequence[trace_events.FloatEvent], text: bytes | None) -> None:
         """Append events; `text` is the JSON they were decoded from, in case their digits are needed."""
-        if text is not None and needs_digits((event.ts for event in events), text):
-            if text.startswith(b"["):
-                self.builder.add(trace_events.EXACT_EVENTS.decode(text))
-            else:
-                self.builder.add(trace_events.EXACT_FILE.decode(text).events)
-        else:
+        if text is None or not needs_digits((event.ts for event in events), text):
             self.builder.add(events)
+        elif text.startswith(b"["):
+            self.builder.add(trace_events.EXACT_EVENTS.decode(text))
+        else:
+            self.builder.add(trace_events.EXACT_FILE.decode(text).events)
         if self.builder.seen > self.limits.events:
             found = f"holds more than {self.limits.events:,} events"
             raise TraceError(self.path, self.limits.refusal("events", found))
@@ -97,10 +109,10 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def _decode_in_chunks(decoded: _Decoded) -> _Decoded:
     for kind, text in cut(read_blocks(decoded.path, decoded.limits), decoded.limits):
-        decoded.check_depth(text, outside=1 if kind == "events" else 0)
         if kind == "events":
-            decoded.add(trace_events.FLOAT_EVENTS.decode(text), text)
+            decoded.add(decoded.events_of(text), text)
             continue
+        decoded.check_depth(text, outside=0)
         file = trace_events.FILE.decode(text)
         decoded.beside |= _beside(file)
         if file.events:

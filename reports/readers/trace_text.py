@@ -171,26 +171,19 @@ def _packed_bytes() -> int:
 
 def _ahead(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the same blocks, made on another thread; its exception, if any, is raised here."""
-    ready: queue.Queue[bytes | BaseException | None] = queue.Queue(_AHEAD)
-    stopped = threading.Event()
-
-    def put(item: bytes | BaseException | None) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return
-            except queue.Full:
-                continue
+    ready: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
+    places, stopped = threading.Semaphore(_AHEAD), threading.Event()
 
     def work() -> None:
         try:
             for block in blocks:
-                put(block)
+                ready.put(block)
+                places.acquire()
                 if stopped.is_set():
                     return
-            put(None)
+            ready.put(None)
         except BaseException as error:
-            put(error)
+            ready.put(error)
 
     thread = threading.Thread(target=work, name="read-trace", daemon=True)
     thread.start()
@@ -198,11 +191,13 @@ def _ahead(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
         while (item := ready.get(timeout=_PATIENCE_S)) is not None:
             if isinstance(item, BaseException):
                 raise item
+            places.release()
             yield item
     except queue.Empty:
         raise TraceError(path, f"gives no data for {_PATIENCE_S:.0f} s: is its file system there?") from None
     finally:
         stopped.set()
+        places.release()
         thread.join(_PATIENCE_S)
 
 

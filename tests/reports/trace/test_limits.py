@@ -36,7 +36,7 @@ def test_unpacked_bytes(tmp_path: Path) -> None:
     assert len(read_trace(tmp_path / "t.json", TraceLimits(unpacked=len(text))).events) == 1000
 
 
-@pytest.mark.parametrize("place", ["event", "beside", "list"])
+@pytest.mark.parametrize("place", ["arguments", "field", "last event", "beside", "list"])
 @pytest.mark.parametrize("brackets", ["[]", '{"a":}'])
 def test_depth(tmp_path: Path, place: str, brackets: str) -> None:
     def text(depth: int) -> bytes:
@@ -44,16 +44,20 @@ def test_depth(tmp_path: Path, place: str, brackets: str) -> None:
         inner = (opening * depth + '"]}"' + closing * depth).encode()
         if place == "beside":
             return b'{"a": ' + inner + b', "traceEvents": [' + EVENT + b"]}"
-        event = EVENT[:-1] + b', "args": {"a": ' + inner + b"}}"
-        return b"[" + event + b"]" if place == "list" else BEGIN + EVENT + b"," + event + b"]}"
+        deep = EVENT[:-1] + (b', "a": ' + inner if place == "field" else b', "args": {"a": ' + inner + b"}")
+        if place == "list":
+            return b"[" + deep + b"}]"
+        # The last event is decoded with what follows it, the others as a list of their own.
+        events = [EVENT, deep + b"}"] if place == "last event" else [deep + b"}", EVENT]
+        return BEGIN + b",".join(events) + b"]}"
 
-    around = {"event": 4, "beside": 1, "list": 3}[place]
+    around = {"arguments": 4, "field": 3, "last event": 4, "beside": 1, "list": 3}[place]
     told = refused(tmp_path / "t.json", text(2000))
     assert f"nests {2000 + around:,} levels deep, and the limit `depth` is 200" in told
     limits = TraceLimits(depth=50 + around)
     assert "`depth`" in refused(tmp_path / "t.json", text(51), limits)
     (tmp_path / "t.json").write_bytes(text(50))
-    assert len(read_trace(tmp_path / "t.json", limits).events) == (2 if place == "event" else 1)
+    assert len(read_trace(tmp_path / "t.json", limits).events) == (1 if place in ("beside", "list") else 2)
 
 
 def test_depth_that_python_cannot_decode(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ overload that takes its inputs. Traces lack types of lists of tensors: measured 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import repeat
@@ -116,16 +116,16 @@ def _identify(found: Samples, trace: Trace) -> None:
     found.traces += 1
 
 
-def _outermost(trace: Trace) -> Int64:
+def _outermost(trace: Trace, calls: Mapping[int, OperatorCall]) -> Int64:
     """Return rows of operators that have a price and are in no other such operator."""
     events, found = trace.events, []
     rows = trace.rows_named(_overloads, Category.CPU_OP)
-    rows = rows[np.lexsort((-events.end[rows], events.start[rows], events.lane[rows]))]
+    rows = rows[np.lexsort((-events.ends(rows), events.start[rows], events.lane[rows]))]
     lane, until = -1, -1
-    columns = (rows, events.lane[rows], events.start[rows], events.end[rows])
+    columns = (rows, events.lane[rows], events.start[rows], events.ends(rows))
     for row, on, start, end in zip(*(column.tolist() for column in columns), strict=True):
         inside = on == lane and start < until
-        if not inside and row in trace.calls and _variants(trace.name_of(row), trace.calls[row]):
+        if not inside and row in calls and _variants(trace.name_of(row), calls[row]):
             found.append(row)
             lane, until = on, end
     return np.array(found, np.int64)
@@ -133,7 +133,8 @@ def _outermost(trace: Trace) -> Int64:
 
 def _operators(found: Samples, trace: Trace, work: Work) -> None:
     """Add the calls whose kernels all ran alone on the device."""
-    events, tops = trace.events, _outermost(trace)
+    events, calls = trace.events, trace.calls.by_row()
+    tops = _outermost(trace, calls)
     whole = intervals.of(work.start, work.end)
     found.working += whole.length()
     found.span += int(whole.end[-1] - whole.start[0]) if len(whole) else 0
@@ -144,7 +145,7 @@ def _operators(found: Samples, trace: Trace, work: Work) -> None:
         beside[mine] = intervals.covered(others, work.start[mine], work.end[mine])
     place = np.full(len(work), NOTHING, np.int64)
     if len(tops):
-        index = index_spans(events.lane[tops], events.start[tops], events.end[tops])
+        index = index_spans(events.lane[tops], events.start[tops], events.ends(tops))
         place = index.innermost(work.launch_lane, work.launch)
     kernels, mine = ~work.is_communication & ~work.is_copy, place != NOTHING
     found.busy += int(duration[kernels].sum())
@@ -156,7 +157,7 @@ def _operators(found: Samples, trace: Trace, work: Work) -> None:
     counts = np.bincount(place[mine], minlength=len(tops))
     _host(found, trace, tops[counts == 1])
     for number in np.flatnonzero((total > 0) & ~spoilt).tolist():
-        key = trace.name_of(int(tops[number])), trace.calls[int(tops[number])]
+        key = trace.name_of(int(tops[number])), calls[int(tops[number])]
         sample = found.operators.setdefault(key, Sample(_variants(*key)))
         sample.alone.append(int(total[number]))
         sample.kernels += int(counts[number])

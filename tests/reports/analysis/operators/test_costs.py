@@ -36,7 +36,7 @@ def test_the_flops_of_a_real_trace_are_those_that_torch_counts(tmp_path: Path) -
     path = tmp_path / "trace.json"
     profiler.export_chrome_trace(str(path))
     trace = read_trace(path)
-    counted = sum(cost_of(trace.name_of(row), call).flops or 0 for row, call in trace.calls.items())
+    counted = sum(cost_of(trace.name_of(row), call).flops or 0 for row, call in trace.calls.by_row().items())
     assert counted == counter.get_total_flops()
     (rank,) = analyze([path]).ranks
     told = rank.to_dict()
@@ -55,7 +55,7 @@ def test_scaled_products_of_a_real_trace_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     profiler.export_chrome_trace(str(path))
     trace = read_trace(path)
-    named = [(trace.name_of(row), each) for row, each in trace.calls.items()]
+    named = [(trace.name_of(row), each) for row, each in trace.calls.by_row().items()]
     found = {name: cost_of(name, each) for name, each in named if "scaled" in name}
     assert list(found) == ["aten::_scaled_mm", "aten::_scaled_mm_v2"]
     for cost in found.values():
