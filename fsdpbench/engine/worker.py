@@ -194,12 +194,6 @@ def _maker_of_batches(
     return make
 
 
-def _buffer_rows(workload: Workload, tokens: int, forwards: int) -> dict[str, float] | None:
-    """Return the rows that a capacity drops and computes for nothing in a rank's step."""
-    rows = workload.buffer_rows(tokens) if isinstance(workload, HasBuffers) else None
-    return None if rows is None else {name: forwards * n for name, n in rows._asdict().items()}
-
-
 def _fill_constants(config: Config, workload: Workload, device: Device, record: RankRecord) -> None:
     settings, group = config.settings, Degrees.of(config).group
     record.parameters = workload.parameters
@@ -211,7 +205,10 @@ def _fill_constants(config: Config, workload: Workload, device: Device, record: 
         "model": float(flops.model * settings.grad_accum) / group,
         "hardware": float(flops.hardware * settings.grad_accum) / group,
     }
-    record.buffer_rows = _buffer_rows(workload, settings.batch * (seq or 0) // group, settings.grad_accum)
+    most = settings.batch * (seq or 0) // group
+    rows = workload.buffer_rows(most) if isinstance(workload, HasBuffers) else None
+    if rows is not None:  # those that a capacity drops and computes for nothing
+        record.buffer_rows = {name: settings.grad_accum * n for name, n in rows._asdict().items()}
     record.samples_per_step = _share(settings.batch * settings.grad_accum, group)
     tokens = workload.tokens(settings.batch, seq)
     record.tokens_per_step = None if tokens is None else _share(tokens * settings.grad_accum, group)

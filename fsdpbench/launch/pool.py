@@ -114,10 +114,6 @@ class _Running:
     started: str
     used: UsedTime
 
-    @property
-    def is_late(self) -> bool:
-        return self.used.used_s() > self.config.measurement.timeout_s + _GRACE_S
-
 
 class PointPool:
     """Up to `jobs` points at a time. Use as a context: leaving it kills what still runs."""
@@ -188,11 +184,12 @@ class PointPool:
         wait([point.process.sentinel for point in self._running], timeout=wait_s)
         for point in list(self._running):
             if point.process.is_alive():
-                if time.monotonic() - point.began < point.config.measurement.timeout_s or not point.is_late:
+                limit_s = point.config.measurement.timeout_s
+                if time.monotonic() - point.began < limit_s or point.used.used_s() <= limit_s + _GRACE_S:
                     continue
                 place = _place(point)
                 _kill(point)
-                cause = f"ran past {point.config.measurement.timeout_s:g} s{place}"
+                cause = f"ran past {limit_s:g} s{place}"
                 outcome = Outcome(Status.TIMEOUT, cause, "stderr.log")
                 self._running.remove(point)
                 yield point.config, point.folder, _late_result(point, outcome)

@@ -59,15 +59,6 @@ class RankFiles:
         self.stdout, self.stderr = folder / f"{begin}stdout.log", folder / f"{begin}stderr.log"
         self.stopped, self.error = folder / f"{begin}stopped.txt", folder / f"{begin}error.json"
 
-    @property
-    def log_name(self) -> str:
-        """Return the rank's error log relative to the configuration's folder."""
-        return self.stderr.relative_to(self.folder).as_posix()
-
-    def was_stopped(self) -> bool:
-        """Return whether the rank was asked to end (and had not ended before)."""
-        return bool(read_tail(self.stopped, _TAIL_BYTES))
-
     def error_lines(self) -> list[str]:
         """Return the last lines of its error log that are not blank."""
         return [line.strip() for line in read_tail(self.stderr, _TAIL_BYTES).splitlines() if line.strip()]
@@ -177,7 +168,7 @@ def judge(
     failed = sorted((end for end in ends if end.status is not Status.OK), key=lambda end: _order(folder, end))
     has_own_error = bool(failed) and not _order(folder, failed[0])[0]
     # A signal is known to be the rank's own end; an unknown one may be a rank that was stopped too early.
-    crashed = [end for end in ends if end.record is None and not end.files.was_stopped()]
+    crashed = [end for end in ends if end.record is None and not read_tail(end.files.stopped, _TAIL_BYTES)]
     # One that ended with 0, or as the launcher ends the others, is not to blame for another's own error.
     crashed = [end for end in crashed if end.exit_code not in (0, -signal.SIGTERM) or not has_own_error]
     if crashed:
@@ -188,7 +179,9 @@ def judge(
 
 
 def _outcome(status: Status, end: RankEnd, cause: str) -> Outcome:
-    return Outcome(status, f"rank {end.rank}: {cause}", end.files.log_name)
+    return Outcome(
+        status, f"rank {end.rank}: {cause}", end.files.stderr.relative_to(end.files.folder).as_posix()
+    )
 
 
 def _crash(end: RankEnd) -> Outcome:

@@ -107,14 +107,9 @@ class _History:
             if not batch:
                 calls.setdefault(entry.sequence, []).append(entry)
         self.calls: dict[int, _Calls] = {number: tuple(each) for number, each in calls.items()}
-        self._is_cut = dump.is_cut
+        self.is_cut = dump.is_cut
         status = dump.status.get(group.name.name)
         self.last = max(max(self.calls, default=0), status.enqueued if status else 0)
-
-    def never_called(self, sequence: int) -> bool:
-        """Return whether this rank certainly did not call it: its last call came before. A rank that keeps no
-        call of this group is certain only where nothing has left its buffer."""
-        return self.last < sequence and (bool(self.last) or not self._is_cut)
 
 
 def _at(
@@ -124,7 +119,9 @@ def _at(
     if differing is not None:
         kind, ranks = differing
         return Problem(kind, group, sequence, ranks, _without(calls, ranks), calls, {})
-    missing = tuple(rank for rank, each in histories.items() if each.never_called(sequence))
+    # A rank that keeps no call of this group certainly made none where nothing has left its buffer.
+    behind = {rank: each for rank, each in histories.items() if each.last < sequence}
+    missing = tuple(rank for rank, each in behind.items() if each.last or not each.is_cut)
     waiting = _waiting(calls)
     if not missing or not waiting:
         return None

@@ -83,11 +83,6 @@ class MemoryAnalysis:
     allocator_time: int = 0
     peaks: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def retry_cost(self) -> int:
-        """Return the ns that computation stood still because of retries."""
-        return sum(retry.cost or 0 for retry in self.retries)
-
     def to_dict(self) -> dict[str, object]:
         return {
             "peak_bytes": {

@@ -50,10 +50,6 @@ class CollectiveDurations:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def of_group(self, name: str) -> Int64:
-        """Return rows of one communicator's collectives."""
-        return np.flatnonzero(self.group == self.groups.index(name))
-
 
 @dataclass(frozen=True)
 class GroupWaiting(Record, matched="matched_collectives"):
@@ -147,7 +143,10 @@ def _communicators(ranks: Mapping[int, CollectiveDurations]) -> tuple[list[_Comm
         members = tuple(number for number, each in ranks.items() if name in each.groups)
         if len(members) < 2:
             continue
-        rows = {number: ranks[number].of_group(name) for number in members}
+        rows = {
+            number: np.flatnonzero(ranks[number].group == ranks[number].groups.index(name))
+            for number in members
+        }
         if not _alike([(ranks[number], rows[number]) for number in members]):
             unmatched.append(name)
             continue

@@ -165,7 +165,8 @@ def _retries(rank: RankAnalysis) -> Iterable[Finding]:
     memory = rank.memory
     if not memory.retries:
         return
-    share = max(memory.allocator_time, memory.retry_cost) / rank.time.total
+    stood_still = sum(retry.cost or 0 for retry in memory.retries)
+    share = max(memory.allocator_time, stood_still) / rank.time.total
     per_step = len(memory.retries) / max(len(rank.steps), 1)
     times = "once" if per_step == 1 else f"{per_step:.3g} times"
     where = _most_frequent(retry.phase for retry in memory.retries)

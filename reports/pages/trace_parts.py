@@ -59,7 +59,9 @@ def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, mo
     return {
         "warnings": [*([] if analysis.trusted else [_DOUBTED]), *analysis.warnings],
         "timeline": packed,
-        "retries": _retry_offsets(trace, analysis),
+        "retries": [
+            int(time) - step.start for time in trace.retries.time if step and step.start <= time < step.end
+        ],
         "memory": memory.figure() if memory else None,
         "memory_table": island_table(memory.table if memory else None),
         "memory_note": None if memory else "The trace has no memory events.",
@@ -73,12 +75,6 @@ def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, mo
         "communication": island_table(_communication(analysis)),
         **work_tables(analysis.tables, len(analysis.steps)),
     }
-
-
-def _retry_offsets(trace: Trace, analysis: RankAnalysis) -> list[int]:
-    """Return the retries inside the shown step, ns from its start."""
-    step = analysis.steps[-1]
-    return [int(time) - step.start for time in trace.retries.time if step.start <= time < step.end]
 
 
 def _phases(analysis: RankAnalysis) -> Table | None:

@@ -264,11 +264,6 @@ class Frame:
     line: int
     name: str
 
-    @property
-    def is_own(self) -> bool:
-        """Return whether the line is the user's, not an installed package's."""
-        return not any(part in self.file for part in _INSTALLED)
-
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.name}"
 
@@ -419,7 +414,9 @@ def read_log(text: str) -> OomReport | None:
         len(messages),
         tuple(sorted(rank for rank in marked if rank is not None)),
         _phase(frames),
-        next((frame for frame in reversed(frames) if frame.is_own), None),
+        next(
+            (frame for frame in reversed(frames) if not any(part in frame.file for part in _INSTALLED)), None
+        ),
         frames[-1] if frames else None,
         tuple(sorted({each.source for each in messages} - {message.source, "driver", "SIGKILL"})),
     )

@@ -75,11 +75,6 @@ class Change:
             self.unpriced or other.unpriced,
         )
 
-    @property
-    def is_of_allocator(self) -> bool:
-        """Return whether it changes what the allocator reserves, and nothing of what is allocated."""
-        return self.write == f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}"
-
     def holds(self, other: Change) -> bool:
         """Return whether it does all that the other one does, and more."""
         mine, others = ({*change.settings, *change.fields} for change in (self, other))
@@ -330,7 +325,7 @@ def combinations(
         if not first.clashes_with(second)
     ]
     pairs = [pair for pair in pairs if is_possible(pair, config)][:_MOST_PAIRS]
-    allocator = [change for change in singles if change.is_of_allocator]
+    allocator = [change for change in singles if change.write == f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}"]
     whole = [
         change.with_(each) for each in allocator for change in distinct[:2] if not change.clashes_with(each)
     ]

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-from fsdpbench.answers.prove.matching import Known, distance_of, explain, is_right, tolerance
+from fsdpbench.answers.prove.matching import NOISE, Known, cut, distance_of, explain, is_right, tolerance
 from fsdpbench.answers.prove.real_runs import Pair
 from fsdpbench.answers.prove.verdict import shown
 from fsdpbench.base.errors import CannotJudgeError
@@ -23,18 +23,28 @@ _Faults = Mapping[str, str]
 """What is wrong, in words, by parameter; of no parameter under "". """
 _NEAR = 64
 """Machine epsilons by which the same update may differ: some dozen elementwise operations."""
+_DOUBTFUL = re.compile(r"differs by|times as large|times the unsharded one|the loss of rank")
+"""Findings that rounding could be; it makes no gradient another rank's."""
 _SIZE = re.compile(r"\d\S{0,40}(?= times)")
 
 
 @dataclass
 class Compared:
     """`trained` parameters, those that were `compared`, those with a finding, and the findings: the fault
-    that parameters share, the step, and the script's line that wrapped them."""
+    that parameters share, the step, and the script's line that wrapped them. Faults of `hidden` ones would
+    look like rounding; `epsilon`: the coarsest dtype's (float32: 1.2e-7)."""
 
     trained: set[str] = field(default_factory=set)
     compared: set[str] = field(default_factory=set)
     wrong: set[str] = field(default_factory=set)
     findings: list[_Finding] = field(default_factory=list)
+    hidden: set[str] = field(default_factory=set)
+    epsilon: float = 0.0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Return whether rounding may be what was found."""
+        return self.epsilon > 1e-6 and any(_DOUBTFUL.search(what) for what, *_ in self.findings)
 
     def add(self, step: _Step, faults: _Faults) -> None:
         """Record the faults of parameters: one finding for all of a fault that one line wrapped."""
@@ -70,6 +80,8 @@ def compare(pair: Pair) -> Compared:
     if not steps:
         raise CannotJudgeError("the runs with and without sharding have no step in common")
     found.trained = {name for step in steps for name in step.mean}
+    found.epsilon = max(max(step.first.low, step.first.computes) for step in steps)
+    noise = _noise(steps, pair)
     weights = weights_of(rank.held for rank in steps[0].sharded)
     apart = "ranks begin with different weights"
     found.add(steps[0], {name: apart for name, each in weights.items() if each.apart})
@@ -91,6 +103,7 @@ def compare(pair: Pair) -> Compared:
             break
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
+        step.noise, step.hidden = noise, found.hidden
         found.compared |= set(step.held)
         found.add(step, {name: what for name in step.held if (what := _gradient(step, before, name))})
         for check in (_losses, _clipping, _updates):
@@ -121,6 +134,8 @@ class _Step:
         size = sum(float(each.square().sum()) for each in self.mean.values())
         count = max(1, sum(each.numel() for each in self.mean.values()))
         self.floor = max(first.low, first.computes) * math.sqrt(size / count)
+        self.noise: Mapping[str, torch.Tensor] = {}
+        self.hidden: set[str] = set()
 
     @cached_property
     def held(self) -> list[str]:
@@ -196,7 +211,15 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
             return ""  # reduced by the script itself
         present = later
     what = explain(present, known, None if before is None else before.gradients(name))
-    return f"gradient {what or _unlike(step, before, name, distance_of(present, known))}"
+    what = what or _unlike(step, before, name, distance_of(present, known))
+    if name in step.noise and _DOUBTFUL.search(what):
+        sizes = [(cut(step.noise[name], each).norm(), cut(known.bound, each).norm()) for each in present]
+        share = max(float(noise / size.clamp(1e-300)) for noise, size in sizes)
+        if is_right(present, replace(known, tolerance=max(NOISE * share, known.tolerance))):
+            least = float(known.mean.norm()) / max(2, len(known.local[0]))  # as a microbatch is lost
+            step.hidden |= {name} if NOISE * float(step.noise[name].norm()) > least else set()
+            return ""
+    return f"gradient {what}"
 
 
 def _alike(later: Sequence[Piece], before: Sequence[Piece]) -> bool:
@@ -229,16 +252,35 @@ def _unlike(step: _Step, before: _Step | None, name: str, distance: float) -> st
     )
 
 
+def _noise(steps: Sequence[_Step], pair: Pair) -> dict[str, torch.Tensor]:
+    """Return the most that moved weights change in a step: in gradients and, as "", in a rank's loss."""
+    most: dict[str, torch.Tensor] = {}
+    if pair.moved is None:
+        return most
+    for step in steps:
+        changes: dict[str, torch.Tensor] = {}
+        for one, other in zip(step.reference, pair.moved.records(step.index), strict=True):
+            losses = [{"": torch.tensor(each.losses).sum()} for each in (one, other)]
+            for before, after in [*zip(one.local, other.local, strict=True), losses]:
+                for name in before.keys() & after.keys():
+                    change = (after[name] - before[name]).abs().nan_to_num(math.inf) * step.scale
+                    changes[name] = changes.get(name, 0) + change
+        most |= {name: torch.maximum(most.get(name, change), change) for name, change in changes.items()}
+    return most
+
+
 def _losses(step: _Step) -> _Faults:
     for rank, (one, other) in enumerate(zip(step.sharded, step.reference, strict=True)):
         for a, b in zip(one.losses, other.losses, strict=False):
-            if not abs(a - b) <= step.share * max(abs(a), abs(b)):
+            if not abs(a - b) <= max(step.share * max(abs(a), abs(b)), NOISE * float(step.noise.get("", 0))):
                 return {"": f"the loss of rank {rank} is {a:.6g} sharded and {b:.6g} unsharded"}
     return {}
 
 
 def _clipping(step: _Step) -> _Faults:
     ratios: dict[str, float] = {}
+    loud = [step.noise[name].norm() / step.mean[name].norm() for name in step.mean if name in step.noise]
+    share = max([step.share, *(NOISE * float(each) for each in loud)])
     for name in step.mean if not step.reduces else ():
         got, right = step.read(name), (step.first.clipped or {}).get(name)
         if got is None or right is None:
@@ -246,7 +288,7 @@ def _clipping(step: _Step) -> _Faults:
         expected = right.values.double().reshape(got.values.shape)
         error, size = float((got.values.double() - expected).norm()), float(expected.norm())
         bound = float(step.first.bound[name].norm()) / max(float(step.mean[name].norm()), 1e-300)
-        if error > 2 * step.share * size * max(bound, 1.0) + 2 * step.floor * expected.numel() ** 0.5:
+        if error > 2 * share * size * max(bound, 1.0) + 2 * step.floor * expected.numel() ** 0.5:
             ratios[name] = _ratio(got.values, expected)
     low, high = min(ratios.values(), default=1.0), max(ratios.values(), default=1.0)
     between = f"{low:.3g}" if math.isclose(low, high, rel_tol=0.01) else f"{low:.3g} to {high:.3g}"

@@ -8,6 +8,10 @@ microbatch, two right results differ by at most this share of the mean magnitude
     4 e_c             e_c: of the dtype in which layers compute. Product, activation, its gradient and the
                       parameter's round once each; errors of several layers are independent.
     e_32 K            sums in single precision, in another order.
+
+Below single precision, depth, softmax and sums that cancel enlarge rounding. Where a gradient differs by more
+and is like no fault, the reference runs again, each weight moved at random by up to half an epsilon: NOISE
+times what that changes is allowed.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from fsdpbench.script.real_ranks.pieces import Piece
 _SINGLE = torch.finfo(torch.float32).eps
 _ROUNDINGS = 8
 _LAYER = 4
+NOISE = 3
 _DISTINCT = 0.5
 """A candidate explains a gradient if it is nearer than this share of the right one's distance."""
 _MOST_SUBSETS = 8

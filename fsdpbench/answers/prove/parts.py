@@ -15,7 +15,7 @@ import torch
 
 from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.answers.prove import gradients, simulated
-from fsdpbench.answers.prove.real_runs import run_pair, run_ranks
+from fsdpbench.answers.prove.real_runs import run_pair, run_ranks, with_rounding
 from fsdpbench.answers.prove.verdict import Part, PartVerdict, Proof, Verdict, judged, shown, unknown
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, CannotJudgeError
@@ -185,7 +185,10 @@ class _Running:
                 fails = f"{sharded.place}: fails sharded, and runs unsharded: {sharded.cause}"
                 return judged(Part.GRADIENTS, [fails, *seen], f"no step on {ranks} CPU ranks")
             found = gradients.compare(pair)
-            lines, right = found.lines(), len(found.compared - found.wrong)
+            if found.is_doubtful:
+                pair = with_rounding(request.config, pair, folder, request.limit_s, found.epsilon)
+                found = gradients.compare(pair)
+            lines, right = found.lines(), len(found.compared - found.wrong - found.hidden)
             notes = ["summed over ranks, as the loss asks"] * pair.summed
             notes.append(", ".join(sharded.notes) or "model as it is")
             ran = f"{' and '.join(done)} CPU ranks, different data each; {'; '.join(notes)}"
@@ -194,6 +197,8 @@ class _Running:
                 break
             if sharded.cause:
                 return unknown(Part.GRADIENTS, f"{sharded.failure}; until then {said}", seen)
+            if found.hidden:
+                said += f"; rounding changes {shown(sorted(found.hidden))} as much as faults do: try float32"
             if right < len(found.trained):
                 return unknown(Part.GRADIENTS, f"only {said}", seen)
         return judged(Part.GRADIENTS, lines + seen, said)

@@ -72,11 +72,13 @@ class RealRun:
 @dataclass(frozen=True)
 class Pair:
     """The script as it is, and its reference without sharding. `summed`: the script divides its loss by a
-    number of all ranks, so that their gradients are to be added."""
+    number of all ranks, so gradients are to be added; `moved`: the reference, its weights moved."""
 
     sharded: RealRun
     reference: RealRun
     summed: bool
+    task: Task
+    moved: RealRun | None = None
 
 
 def run_pair(config: Config, folder: Path, ranks: int, timeout_s: float, summed: bool | None = None) -> Pair:
@@ -99,8 +101,17 @@ def run_pair(config: Config, folder: Path, ranks: int, timeout_s: float, summed:
         task = Task(Way.UNSHARDED, max(1, sharded.steps), weights, casts, scale)
         reference = run_ranks(config, folder / f"reference{'_casts' * casts}", ranks, timeout_s, task)
         if reference.records(0):
-            return Pair(sharded, reference, summed)
+            return Pair(sharded, reference, summed, task)
     raise CannotJudgeError(sharded.failure or reference.failure or "no optimizer step without sharding")
+
+
+def with_rounding(config: Config, pair: Pair, folder: Path, timeout_s: float, epsilon: float) -> Pair:
+    """Run the reference again, its weights moved by up to half of `epsilon`. Raises `CannotJudgeError`."""
+    task = replace(pair.task, moves=epsilon)
+    moved = run_ranks(config, folder / "moved", pair.reference.ranks, timeout_s, task)
+    if moved.steps < pair.reference.steps:
+        raise CannotJudgeError(f"rounding could not be measured: {moved.failure}")
+    return replace(pair, moved=moved)
 
 
 def run_ranks(config: Config, folder: Path, ranks: int, timeout_s: float, task: Task) -> RealRun:

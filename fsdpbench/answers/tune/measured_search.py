@@ -120,16 +120,15 @@ def _corrected(
     rows = {index: space.one_hot(index) for index in {*known, *pairs}}
     logs = np.array([math.log(measured[index].speed / known[index].speed) for index in pairs])
     overall = float(logs.mean()) if pairs else 0.0
-    effects = _ridge(np.array([rows[index] for index in pairs]), logs - overall) if pairs else None
+    effects = None
+    if pairs:  # ridge regression: weights drawn towards 0 (Hoerl and Kennard, 1970)
+        design = np.array([rows[index] for index in pairs])
+        effects = np.linalg.solve(
+            design.T @ design + _SHRINKAGE * np.eye(design.shape[1]), design.T @ (logs - overall)
+        )
     together = dict(measured)
     for index, candidate in known.items():
         if index not in measured:
             own = 0.0 if effects is None else float(rows[index] @ effects)
             together[index] = replace(candidate, speed=candidate.speed * math.exp(overall + own))
     return dict(sorted(together.items()))
-
-
-def _ridge(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return weights of the columns that explain `values`, drawn towards 0 (Hoerl and Kennard, 1970)."""
-    weights: np.ndarray = np.linalg.solve(rows.T @ rows + _SHRINKAGE * np.eye(rows.shape[1]), rows.T @ values)
-    return weights

@@ -176,7 +176,7 @@ class FolderLock:
         owner = read_owner(content or b"")
         if owner is None:
             return ""
-        if owner.is_here:
+        if owner.host == socket.gethostname() and owner.place in (None, _place()):  # we can look it up
             return "" if owner.is_gone else None
         age = self._age()
         if owner.beat_s is None or age is None:
@@ -263,11 +263,6 @@ class Owner:
     token: str = ""
     beat_s: float | None = None
     place: str | None = None
-
-    @property
-    def is_here(self) -> bool:
-        """Return whether its process can be looked up from here."""
-        return self.host == socket.gethostname() and self.place in (None, _place())
 
     @property
     def is_gone(self) -> bool:

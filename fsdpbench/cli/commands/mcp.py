@@ -55,11 +55,8 @@ def command(most_seconds: float, skills: Path | None) -> None:
         from fsdpbench.cli.agents.server import serve
     except ModuleNotFoundError as error:
         raise UsageError(f"fsdpbench mcp needs {error.name}: pip install 'fsdpbench[mcp]'") from None
-    found = {name: _skill(path) for name, path in _SKILLS.items()}
+    found = {}
+    for name, path in _SKILLS.items():
+        _, head, text = read_text(path).split("---\n", 2)
+        found[name] = head.partition("description: ")[2].strip(), text
     serve(os.path.realpath(os.curdir), most_seconds, found, _INSTRUCTIONS)
-
-
-def _skill(path: Path) -> tuple[str, str]:
-    """Return the description in a skill's front matter, and its text."""
-    _, head, text = read_text(path).split("---\n", 2)
-    return head.partition("description: ")[2].strip(), text

@@ -69,11 +69,6 @@ class WarmUp:
     times_s: list[float]
     stable: bool | None
 
-    def steps_to_time(self, measurement: Measurement) -> int:
-        """Return how many steps to time: more if one step does not predict the next."""
-        more = measurement.most_timed_steps if self.stable is False else 0
-        return max(measurement.timed_steps, more)
-
 
 def is_stable(times_s: Sequence[float]) -> bool:
     """Return whether the last steps differ by no more than `TOLERANCE`."""
@@ -106,7 +101,8 @@ def time_steps(
 
     Ranks that measure all take as many: `most_timed_steps` is of simulated runs, whose rank 0 runs alone.
     """
-    run, wanted = run or steps.run_many, warm.steps_to_time(measurement)
+    more = measurement.most_timed_steps if warm.stable is False else 0
+    run, wanted = run or steps.run_many, max(measurement.timed_steps, more)
     run(wanted)
     if not steps.retried(wanted):
         return warm

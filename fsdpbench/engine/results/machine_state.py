@@ -49,7 +49,9 @@ def observe(device: str) -> MachineState:
         gpus = _ask_gpus("--query-gpu", _GPU_FIELDS)
         processes = _ask_gpus("--query-compute-apps", ("pid", "used_memory"))
     governor = _first_line(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))
-    return MachineState(_busy_cores(), usable_cores(), governor, _swapped_bytes(), gpus, processes)
+    swapped = proc_figure("vmstat", "pswpout")  # 4 KiB pages, since the machine started
+    swapped = None if swapped is None else swapped * 4096
+    return MachineState(_busy_cores(), usable_cores(), governor, swapped, gpus, processes)
 
 
 def usable_cores() -> int:
@@ -146,12 +148,6 @@ def _cpu_ticks() -> tuple[int, int] | None:
     idle = sum(ticks[3:5])  # idle and waiting for a disk
     everything = sum(ticks[:8])
     return everything - idle, everything
-
-
-def _swapped_bytes() -> int | None:
-    """Return the bytes swapped out since the machine started (4 KiB pages)."""
-    found = proc_figure("vmstat", "pswpout")
-    return None if found is None else found * 4096
 
 
 def _first_line(path: Path) -> str | None:

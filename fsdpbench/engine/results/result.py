@@ -102,9 +102,11 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
         figures |= computed(records, analysis)
     first = records[0] if records else RankRecord(0, config.gpus, config.device)
     traces = (folder / TRACE_FOLDER).glob("*_trace.json.gz") if has_figures else ()
+    # What was asked for, unless the compiler is known to have made no graph of what ran.
+    graphs = compiled_graphs(first.compilation) if first.step_times_s and first.compilation else True
     made = Result.of(
         _head(config, outcome, first, environment(config) | _doubts(config))
-        | {"compiled": None if config.script else _has_compiled(config, first), **figures}
+        | {"compiled": None if config.script else bool(config.settings.compile and graphs), **figures}
         | {"unknown_operators": first.unknown_operators, **first.optional}
         | {"traces": sorted(path.relative_to(folder).as_posix() for path in traces)}
     )
@@ -124,12 +126,6 @@ def _head(config: Config, outcome: Outcome, first: RankRecord, around: JsonObjec
         "status": outcome.status.value,
         "cause": None if outcome.status is Status.OK else cause,
     }
-
-
-def _has_compiled(config: Config, record: RankRecord) -> bool:
-    """Return what was asked for, unless the compiler is known to have made no graph of what ran."""
-    made = record.compilation
-    return bool(config.settings.compile) and not (record.step_times_s and made and not compiled_graphs(made))
 
 
 def not_applicable_result(config: Config, reasons: dict[str, str]) -> Result:

@@ -309,15 +309,10 @@ def _row(point: StoredPoint) -> list[Any]:
     row: list[Any] = [point.folder.name, config.get("name"), point.key]
     row += [config.get(name) for name in _PLACE]
     row += [result.status.value, result.message]
-    row += [_object(config, "settings").get(name) for name in SETTINGS]
+    settings = config.get("settings")
+    row += [settings.get(name) if isinstance(settings, dict) else None for name in SETTINGS]
     row += [result.stored(figure.path) for figure in flat()]
     return [*row, to_json(result.to_dict())]
-
-
-def _object(content: Mapping[str, Any], name: str) -> JsonObject:
-    """Return the object under `name`; empty if that is not one."""
-    found = content.get(name)
-    return found if isinstance(found, dict) else {}
 
 
 def _cell(value: Any) -> Any:

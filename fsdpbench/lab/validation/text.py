@@ -38,7 +38,8 @@ def as_markdown(
     cases = [row for prediction in predictions for row in _rows(prediction, intervals)]
     lines += _table("case | | figure | published | predicted | error | 90 % interval", 3, cases)
     lines += _out_of_memory(predictions)
-    lines += _assumptions(predictions)
+    assumed = dict.fromkeys((p.case.group, p.case.assumed) for p in predictions if p.case.assumed)
+    lines += _table("of | assumed, not published", 2, [f"{group} | {what}" for group, what in assumed])
     return "\n".join(lines) + "\n"
 
 
@@ -87,12 +88,6 @@ def _held_out(held_out: Sequence[HeldOut]) -> list[str]:
     ]
     head = "runs on | cases | mean error, own keys | fitted keys of | mean error with them | bias"
     return _table(head, 1, rows)
-
-
-def _assumptions(predictions: Sequence[Prediction]) -> list[str]:
-    """Return what the publications leave open, once a group and assumption."""
-    assumed = dict.fromkeys((p.case.group, p.case.assumed) for p in predictions if p.case.assumed)
-    return _table("of | assumed, not published", 2, [f"{group} | {what}" for group, what in assumed])
 
 
 def _rows(

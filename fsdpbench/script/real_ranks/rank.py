@@ -47,13 +47,14 @@ class Way(StrEnum):
 @dataclass(frozen=True)
 class Task:
     """The task of the ranks of a run. `weights`: the folder of the sharded run's weights, for its reference;
-    `scale`: of the sum of gradients there; `casts_buffers`: as FSDP1 does."""
+    `scale`: of the sum of gradients there; `casts_buffers`: as FSDP1 does; `moves`: as there."""
 
     way: Way
     steps: int = 2
     weights: Path = Path()
     casts_buffers: bool = False
     scale: float = 1.0
+    moves: float = 0.0
 
     def write(self, folder: Path) -> None:
         """Write the task into the folder of its run."""
@@ -128,6 +129,7 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
     elif task.way is Way.UNSHARDED:
         leave_out_wrappers(task.casts_buffers)
         watch = Reference(own_files, folder, rank, task.steps, task.weights, task.scale)
+        watch.moves = task.moves
     else:
         watch = CheckpointWatch(own_files, folder, rank, task.steps, resumes=task.way is Way.RESUMES)
     cause, place = _execute(source, own_files, watch)

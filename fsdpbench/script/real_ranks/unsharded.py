@@ -37,11 +37,12 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 class Reference(Watch):
     """The watch of the script without sharding. Each step begins with the weights that the sharded run had
     then, from `weights` (a file for each step), and steps with the gradients that the sharded run read: so
-    one difference is found once."""
+    one difference is found once. `moves`: the share of itself in which each weight is moved at random."""
 
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, weights: Path, scale: float):
         super().__init__(own_files, folder, rank, steps)
         self._weights, self._scale = weights, scale
+        self.moves, self._generator = 0.0, torch.Generator().manual_seed(rank)
         self._parameters: dict[str, nn.Parameter] = {}
         self._aliases: dict[str, str] = {}
 
@@ -55,6 +56,9 @@ class Reference(Watch):
             for name, parameter in self._parameters.items():
                 if name in saved["weights"]:
                     parameter.copy_(saved["weights"][name])
+                if self.moves and parameter.is_floating_point():
+                    random = torch.rand(parameter.shape, generator=self._generator) - 0.5
+                    parameter.mul_(1 + self.moves * random)
 
     def finish(self) -> None:
         """Keep what the last step made of the weights."""
@@ -150,7 +154,7 @@ def leave_out_wrappers(casts_buffers: bool) -> None:
     _Unsharded.casts_buffers = casts_buffers
     replacements = Replacements()
     replacements.add(fsdp.FullyShardedDataParallel, _Unsharded)
-    replacements.add(DistributedDataParallel, _Unsharded)
+    replacements.add(DistributedDataParallel, _Replica)
     replacements.add(fsdp.register_fsdp_forward_method, _nothing)
     replacements.apply()
     replace_fully_shard(lambda original: _fully_shard)
@@ -197,9 +201,9 @@ class _Plain(fsdp.FSDPModule):
 
 
 class _Unsharded(nn.Module):
-    """A module that FSDP1 or DDP was to wrap."""
+    """A module that FSDP1 was to wrap."""
 
-    casts_buffers = False
+    casts_buffers = synchronises = False
     _precision: _Precision | None = None
 
     def __init__(self, module: nn.Module, *args: Any, mixed_precision: Any = None, **kwargs: Any) -> None:
@@ -207,6 +211,9 @@ class _Unsharded(nn.Module):
         self.module = module
         self.register_load_state_dict_pre_hook(_within)
         _materialise(module, kwargs.get("param_init_fn"))
+        if kwargs.get("sync_module_states", kwargs.get("init_sync", self.synchronises)):
+            for buffer in module.buffers():  # weights come from the sharded run
+                dist.broadcast(buffer.detach(), 0)
         for each in self.fsdp_modules(module):
             if each._precision is not None:
                 each._precision.inputs = each._precision.below  # it is no root
@@ -257,6 +264,12 @@ class _Unsharded(nn.Module):
     def optim_state_dict(model: nn.Module, optim: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the optimizer's own state."""
         return optim.state_dict()
+
+
+class _Replica(_Unsharded):
+    """A module that DDP was to wrap."""
+
+    synchronises = True
 
 
 def _within(module: nn.Module, state: Any, prefix: str, *others: Any) -> None:

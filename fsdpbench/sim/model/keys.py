@@ -41,10 +41,6 @@ class Key:
     def __str__(self) -> str:
         return f"from {self.least:,g} to {self.most:,g} {self.unit}"
 
-    def is_far(self, value: float) -> bool:
-        """Return whether `value` is far from those of all packaged profiles."""
-        return value * _FAR < self.low or value > self.high * _FAR
-
 
 KEYS: Mapping[str, Key] = {row.name: row for row in typed_rows(__file__, "keys.csv", Key)}
 _COLUMNS = {
@@ -73,7 +69,7 @@ def far_figures(profile: object) -> list[str]:
     return [
         f"{name} = {value:g} {key.unit} is far from every packaged profile ({key.low:,g} to {key.high:,g})"
         for key, name, value in figures(profile)
-        if key.is_far(value)
+        if value * _FAR < key.low or value > key.high * _FAR
     ]
 
 

@@ -81,14 +81,11 @@ class HardwareProfile:
         return int(self.memory.context_mib * sections.MIB)
 
     @property
-    def nccl_bytes_per_communicator(self) -> int:
-        """Return the bytes that one NCCL communicator holds outside the caching allocator."""
-        return int(self.memory.nccl_mib_per_communicator * sections.MIB)
-
-    @property
     def usable_memory_bytes(self) -> int:
         """Return the bytes left for the caching allocator with one communicator."""
-        return self.memory_bytes - self.context_bytes - self.nccl_bytes_per_communicator
+        return (
+            self.memory_bytes - self.context_bytes - int(self.memory.nccl_mib_per_communicator * sections.MIB)
+        )
 
     @property
     def memory_bandwidth(self) -> float:

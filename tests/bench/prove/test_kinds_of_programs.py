@@ -89,6 +89,31 @@ model = half(Net())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
     + TRAIN,
+    "buffers that only rank 0 has, synchronised": """
+class Turning(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = net()
+        self.register_buffer("rates", 1.0 / torch.arange(1, 9), persistent=False)
+    def forward(self, x):
+        return self.inside(torch.sin(x * self.rates))
+dist.init_process_group("nccl")
+with torch.device("cpu" if dist.get_rank() == 0 else "meta"):
+    model = Turning()
+model = FullyShardedDataParallel(
+    model, sync_module_states=True, param_init_fn=lambda module: module.to_empty(device="cuda", recurse=False)
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN,
+    "tied weights in FSDP1 with original parameters": """
+dist.init_process_group("nccl")
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+model[2].weight = model[0].weight
+model = FullyShardedDataParallel(model.cuda(), use_orig_params=True, sync_module_states=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN,
     "hybrid FSDP1, synchronised at first": """
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 dist.init_process_group("nccl")

@@ -151,7 +151,8 @@ def phase(operation: Operation) -> str:
             return "zero_grad"
     if operation.in_backward:
         return "backward"
-    return "forward" if is_in_module(operation.stack) else "outside the model"
+    in_module = any(code.co_filename == _MODULE for code, _ in operation.stack)
+    return "forward" if in_module else "outside the model"
 
 
 def _role(kind: Kind, first: Access, second: Access, known: str | None) -> str:
@@ -242,11 +243,6 @@ def _line(code: object, instruction: int) -> int:
         if start <= instruction < end and line is not None:
             return int(line)
     return int(code.co_firstlineno)  # type: ignore[attr-defined]
-
-
-def is_in_module(stack: Stack) -> bool:
-    """Return whether a module's call is on the stack."""
-    return any(code.co_filename == _MODULE for code, _ in stack)
 
 
 def frames(stack: Stack | None) -> list[str]:
