@@ -192,9 +192,8 @@ class Runtime:
         self.callback_queued = False
         self.context.await_host_read()
         if self.is_last_backward:
-            self.context.gathers_wait = (
-                True  # the optimizer comes, perhaps before another pass over the same graph
-            )
+            # The optimizer comes, perhaps before another pass over the same graph.
+            self.context.gathers_wait = True
             self.context.handover.trim()
             self.schedule.end_backward()
             self.context.limiter.end_iteration()
