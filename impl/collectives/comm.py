@@ -230,7 +230,8 @@ def all_gather(
             own.copy_(shard)
         return works
     if _CALLS_GROUPS and not output.is_complex():
-        return _finished(group.all_gather_single(output, shard, _GATHER[async_op]), async_op)
+        work = group.all_gather_single(output, shard, _gather_options(async_op))
+        return work if async_op else _finished(work)
     return _all_gather_single(output, shard, group=group, async_op=async_op)
 
 
@@ -238,6 +239,12 @@ def all_gather(
 def served_by_gloo(group: ProcessGroup, device: torch.device) -> bool:
     """Return whether gloo carries out this group's collectives on tensors of ``device``."""
     return backend_name(group, device) == "gloo"
+
+
+@lru_cache(maxsize=256)
+def averages(group: ProcessGroup, device: torch.device) -> bool:
+    """Return whether this group's backend has ``ReduceOp.AVG`` for tensors of ``device``."""
+    return backend_name(group, device) not in ("gloo", "mpi")
 
 
 @lru_cache(maxsize=256)
@@ -268,8 +275,8 @@ def reduce_scatter(
     if custom is not None:
         return custom(output_tensor=output, input_tensor=source, group=group, op=operation)
     if _CALLS_GROUPS and not output.is_complex():
-        options = _reduce_scatter_options(operation, async_op)
-        return _finished(group.reduce_scatter_single(output, source, options), async_op)
+        work = group.reduce_scatter_single(output, source, _reduce_scatter_options(operation, async_op))
+        return work if async_op else _finished(work)
     return _reduce_scatter_single(output, source, op=operation, group=group, async_op=async_op)
 
 
@@ -277,7 +284,8 @@ def all_gather_grouped(
     outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: ProcessGroup, async_op: bool
 ) -> dist.Work | None:
     """Gather each input into its output, ordered by rank, as one group of collectives."""
-    return _finished(group.allgather_into_tensor_coalesced(outputs, inputs, _GATHER[async_op]), async_op)
+    work = group.allgather_into_tensor_coalesced(outputs, inputs, _gather_options(async_op))
+    return work if async_op else _finished(work)
 
 
 def reduce_scatter_grouped(
@@ -289,17 +297,15 @@ def reduce_scatter_grouped(
 ) -> dist.Work | None:
     """Sum or average each input and leave this rank's part in its output, as one group of collectives."""
     options = _reduce_scatter_options(operation, async_op)
-    return _finished(group.reduce_scatter_tensor_coalesced(outputs, inputs, options), async_op)
+    work = group.reduce_scatter_tensor_coalesced(outputs, inputs, options)
+    return work if async_op else _finished(work)
 
 
+@lru_cache(maxsize=2)
 def _gather_options(async_op: bool) -> AllgatherOptions:
     options = AllgatherOptions()
     options.asyncOp = async_op
     return options
-
-
-# Options of all-gathers: they are read only.
-_GATHER = {async_op: _gather_options(async_op) for async_op in (False, True)}
 
 
 @lru_cache(maxsize=16)
@@ -310,10 +316,9 @@ def _reduce_scatter_options(operation: Any, async_op: bool) -> ReduceScatterOpti
     return options
 
 
-def _finished(work: dist.Work | None, async_op: bool) -> dist.Work | None:
-    if async_op or work is None:
-        return work
-    work.wait()  # of streams: makes the current one wait, if the work is on another
+def _finished(work: dist.Work | None) -> dist.Work | None:
+    if work is not None:
+        work.wait()  # of streams: makes the current one wait, if the work is on another
     return None
 
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..runtime.buffer import HostOffload
 from ..runtime.hooks import ModuleHooks, skip_frame
 from ..runtime.presentation import FLAT_NAME, WRAPPED
-from ..runtime.stage import Stage
+from ..runtime.stage import Stage, StageState
 from ..runtime.unit import Unit
 from ..shared.settings import MemoryHandover, ScheduleSettings, own
 from ..shared.torch_internals import compiler_at_work
@@ -182,7 +182,8 @@ class FullyShardedDataParallel(StateDictMethods):
         """Return what this wrapper is doing."""
         if self._states.summoned:
             return TrainingState.SUMMON_FULL_PARAMS
-        return TrainingState.IDLE if self._stage.is_idle else TrainingState.FORWARD_BACKWARD
+        idle = self._stage.state is StageState.IDLE
+        return TrainingState.IDLE if idle else TrainingState.FORWARD_BACKWARD
 
     @skip_frame  # what is wrapped is compiled by itself
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -281,22 +281,17 @@ def _checked_forward(kind: type[nn.Module]) -> Callable[..., Any]:
 
     @wraps(kind.forward)
     def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling():
-            _require_gathered(self)
+        stage = None if torch.compiler.is_dynamo_compiling() else stage_of(self)
+        for unit in stage.units if stage is not None else ():
+            if unit.state is not UnitState.UNSHARDED:
+                raise RuntimeError(
+                    f"forward of a {type(self).__name__} was called while its parameters are sharded "
+                    f"(unit {unit.name!r}): call the module itself, module(...), call unshard() before, or "
+                    "register the method that calls it by register_fsdp_forward_method"
+                )
         return kind.forward(self, *args, **kwargs)  # looked up now: somebody may have patched the class
 
     return checked
-
-
-def _require_gathered(module: nn.Module) -> None:
-    stage = stage_of(module)
-    for unit in stage.units if stage is not None else ():
-        if unit.state is not UnitState.UNSHARDED:
-            raise RuntimeError(
-                f"forward of a {type(module).__name__} was called while its parameters are sharded "
-                f"(unit {unit.name!r}): call the module itself, module(...), call unshard() before, or "
-                "register the method that calls it by register_fsdp_forward_method"
-            )
 
 
 def _no_deepcopy(*_: object) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from operator import attrgetter, contains, is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -18,10 +18,9 @@ from .streams import Stream
 GRAD = attrgetter("grad")
 NONE = repeat(None)
 # Where ``_apply_optimizer_in_backward`` keeps a parameter's optimizers.
-_OPTIMIZERS = "_in_backward_optimizers"
-_ALWAYS = repeat(_OPTIMIZERS)
+OPTIMIZERS = "_in_backward_optimizers"
+_ALWAYS = repeat(OPTIMIZERS)
 _HOOKS = attrgetter("_post_accumulate_grad_hooks")
-_MEMBERS = attrgetter("__dict__")
 
 
 @dataclass(frozen=True)
@@ -116,20 +115,18 @@ def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> 
     there are any, also if this rank has no element to step on.
     """
     with DisableTorchFunction():
-        if not any(map(_HOOKS, sharded)) and not any(map(contains, map(_MEMBERS, sharded), _ALWAYS)):
+        if not any(map(_HOOKS, sharded)) and not any(map(hasattr, sharded, _ALWAYS)):
             return False
         arrived = [
             sharded[index]
             for index in which
-            if sharded[index]._post_accumulate_grad_hooks or _OPTIMIZERS in sharded[index].__dict__
+            if sharded[index]._post_accumulate_grad_hooks or OPTIMIZERS in sharded[index].__dict__
         ]
     for parameter in arrived:
-        hooks = parameter._post_accumulate_grad_hooks
-        if hooks:
-            for hook in list(hooks.values()):
-                hook(parameter)
-        if _OPTIMIZERS in parameter.__dict__ and parameter.grad is not None:
-            for optimizer in parameter.__dict__[_OPTIMIZERS]:
+        for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
+            hook(parameter)
+        if OPTIMIZERS in parameter.__dict__ and parameter.grad is not None:
+            for optimizer in parameter.__dict__[OPTIMIZERS]:
                 optimizer.step()
             parameter.grad = None
-    return any(_OPTIMIZERS in parameter.__dict__ for parameter in arrived)
+    return any(OPTIMIZERS in parameter.__dict__ for parameter in arrived)

@@ -91,8 +91,7 @@ class LentMemory:
         while self._gradients and self._gradients[0].stage <= self._stage - stages_held:
             compute.wait(self._gradients.popleft().event)
         while self._inputs:
-            _, event = self._inputs.popleft()
-            compute.wait(event)
+            compute.wait(self._inputs.popleft()[1])
         self._stage += 1
 
     def is_copying(self, stages_held: int) -> bool:

@@ -190,10 +190,11 @@ class Packed(Reduction):
             source = comm.allocate(plan.numel, dtype, unit.device, state.reduce_scatter)
         if plan.used < plan.numel:
             source[plan.used :].zero_()
+        used = source if layout.rank_major else source[: plan.used]
         if layout.has_empty:  # copy_in refuses them
             gradients = [gradient for gradient in gradients if gradient.numel()]
         if gradients:
-            copy_in(gradients, source[: plan.used].view(layout.world_size if layout.rank_major else 1, -1))
+            copy_in(gradients, used.view(layout.world_size if layout.rank_major else 1, -1))
         if before != 1:
             source.div_(before)  # the other part of the divisor comes after the sum (``comm.averaging``)
         super().__init__(unit, given.which, plan.offsets, source, given.average)

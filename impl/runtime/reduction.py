@@ -27,7 +27,7 @@ import torch
 from ..collectives import comm
 from ..shared.settings import MemoryHandover
 from .context import span
-from .gradient_state import GRAD, NONE, PartialSum
+from .gradient_state import GRAD, NONE, OPTIMIZERS, PartialSum
 from .lent import GradientReturns, LentMemory
 from .reduce_ways import Given, Plan, Reduction, choose_reduction, groups_gradients, in_pieces, plain, plan_of
 from .streams import Event, Stream, Streams
@@ -134,10 +134,12 @@ class Reducer:
         groups, state = unit.groups, unit.gradients
         if state.comm_hook is not None:
             return comm.Averaging(None, 1.0, 1.0)
+        group = groups.reduce or groups.replicate
+        native = self._streams.has_streams or (group is not None and comm.averages(group, unit.device))
         return comm.averaging(
             groups.ranks,
             unit.precision.reduce,
-            native_average=self._streams.has_streams,
+            native_average=native,
             factor=state.divide_factor,
             force_sum=state.force_sum or (groups.replicate is not None and state.divide_factor is not None),
         )
@@ -247,12 +249,10 @@ def _drops_output(unit: Unit) -> bool:
     ``grad``: it is cast, added to an earlier gradient, or used up by a hook."""
     if unit.precision.delivered != unit.precision.reduce:
         return True
-    for parameter in unit.presentation.trained():
-        if parameter.grad is not None or parameter._post_accumulate_grad_hooks:
-            return True
-        if "_in_backward_optimizers" in parameter.__dict__:
-            return True
-    return False
+    return any(
+        each.grad is not None or each._post_accumulate_grad_hooks or OPTIMIZERS in each.__dict__
+        for each in unit.presentation.trained()
+    )
 
 
 def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:

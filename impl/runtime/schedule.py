@@ -121,15 +121,11 @@ class Schedule:
             for target in order[position + 1 : position + 1 + self._forward_depth]:
                 self.gather(target)
         elif self._gathers_beside and position + 1 < len(order):
-            self._gather_beside(order[position + 1])
-
-    def _gather_beside(self, stage: Stage) -> None:
-        """Issue the gathers of the next stage, as a CPU that runs ahead of its device would have by now."""
-        for unit in stage.units:
-            if unit.gathers and unit.state in RESHARDED:
-                self._ahead.append(stage)
-                self.gather(stage)
-                return
+            # As a CPU that runs ahead of its device would have by now.
+            target = order[position + 1]
+            if any(unit.gathers and unit.state in RESHARDED for unit in target.units):
+                self._ahead.append(target)
+                self.gather(target)
 
     def leave_forward(self, stage: Stage) -> None:
         """Remember the order of stages whose forward is done, for the backward that they may have."""

@@ -107,11 +107,6 @@ class Stage:
 
     # -- in an iteration -------------------------------------------------------------------------------------
 
-    @property
-    def is_idle(self) -> bool:
-        """Return whether this stage is outside of forward and backward."""
-        return self.state is StageState.IDLE
-
     def check_idle(self, what: str, error: type[Exception] = RuntimeError) -> None:
         """Raise if this stage is inside forward or backward, where ``what`` must not be called."""
         if self.state is not StageState.IDLE:

@@ -280,15 +280,12 @@ class Unit:
         if self.state is UnitState.SHARDED:
             return
         gather = self.gather
-        if self.state is UnitState.KEPT:
-            gather.drop()
-            self.presentation.show_sharded()
-            self.state = UnitState.SHARDED
-            return
         with span(self.labels.reshard):
             # What is hidden may have been replaced since.
             shows_sharded = self.state is not UnitState.UNSHARDED and not gather.holds
-            if self.state is UnitState.GATHERING:
+            if self.state is UnitState.KEPT:
+                gather.drop()
+            elif self.state is UnitState.GATHERING:
                 if gather.fetches:
                     gather.abandon(self._context or self._not_run())
             elif gather.owns_memory:

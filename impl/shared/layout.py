@@ -25,6 +25,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 
@@ -243,21 +245,31 @@ class CopyOut:
         layout: of the gather; rank-major.
         full: 1-D, the parameters; its memory may come and go.
         source: what every call copies, where that is one tensor of the CPU: there one copy after the other
-            costs less than to split again.
+            costs less than to split again, and neighbours of one size are one copy.
     """
 
     def __init__(self, layout: UnitLayout, full: torch.Tensor, source: torch.Tensor | None = None) -> None:
         self._layout = layout
         self._parts: list[torch.Tensor] = []
-        if source is not None and not layout.interleaved:
-            rows = source.view(layout.world_size, -1)
-            self._parts = list(rows.split_with_sizes(layout.split_sizes, 1))
         self._fused = places(layout, full)
+        if source is not None and not layout.interleaved:
+            self._join_neighbours(full, source)
         # Parameters that are cut on another dim than the first.
         self._interleaved = [
             full[s.full_offset : s.full_offset + s.numel].view(s.blocks[0], layout.world_size, s.blocks[1])
             for s in layout.segments[layout.fused :]
         ]
+
+    def _join_neighbours(self, full: torch.Tensor, source: torch.Tensor) -> None:
+        """View each run of parameters of one size as (ranks, parameters, part), at both ends of its copy."""
+        ranks, row = self._layout.world_size, self._layout.shard_numel
+        self._fused = []
+        for numel, run in groupby(self._layout.segments, attrgetter("shard_padded_numel")):
+            first, *others = run
+            shape = (ranks, 1 + len(others), numel)
+            step = others[0].full_offset - first.full_offset if others else numel
+            self._fused.append(full.as_strided(shape, (numel, step, 1), first.full_offset))
+            self._parts.append(source.as_strided(shape, (row, numel, 1), first.shard_offset))
 
     def __call__(self, gathered: torch.Tensor) -> None:
         """Copy ``gathered`` (1-D: ranks x shard, of the full buffer's dtype) out, on the current stream."""

@@ -72,6 +72,7 @@ def case_all_gather(rank: int, *, in_place: bool) -> None:
     shard = output[rank * 5 : rank * 5 + 5] if in_place else torch.empty(5)
     shard.copy_(torch.arange(5.0) + 10 * rank)
     assert comm.gathers_by_copying(group, output.device)
+    assert not comm.averages(group, output.device)
     work = comm.all_gather(output, shard, group, True)
     work.wait()
     assert output.view(ranks, 5)[:, 0].tolist() == [10.0 * r for r in range(ranks)]

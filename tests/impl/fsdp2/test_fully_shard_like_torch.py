@@ -17,6 +17,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch_version import BEFORE_2_12, BEFORE_2_13
 
 from fsdpbench import impl
+from fsdpbench.impl.collectives import comm
 
 Program = Callable[[Any, DeviceMesh], Any]
 PROGRAMS: list[Program] = []
@@ -270,6 +271,7 @@ NEW_IN_2_13 = {"reset_below_the_root", "forward_mode_derivative", "reverse_mode_
 def case_as_torch(rank: int) -> None:
     with fake_group():
         mesh = init_device_mesh("cpu", (2,))
+        assert comm.averages(mesh.get_group(), torch.device("cpu"))
         found = [(run.__name__, outcome(run, impl, mesh), outcome(run, torch_fsdp, mesh)) for run in PROGRAMS]
     exempt = NEW_IN_2_13 if BEFORE_2_13 else set()
     if BEFORE_2_12:  # it shares parameters across units, and knows no result of shard_placement_fn but Shard

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpbench.impl.fsdp1.flat_param import flat_layout
-from fsdpbench.impl.shared.layout import ALIGNMENT_BYTES, UnitLayout, chunk_rows, chunked_layout
+from fsdpbench.impl.shared.layout import ALIGNMENT_BYTES, CopyOut, UnitLayout, chunk_rows, chunked_layout
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5)
 WORLDS = st.integers(1, 7)
@@ -42,8 +42,9 @@ def test_rows_are_those_of_torch_chunk(rows: int, world: int) -> None:
         assert list(range(start, end)) == expected
 
 
-@given(shapes=SHAPES, world=WORLDS)
-def test_chunked_shards_make_whole_parameters(shapes: list[tuple[int, ...]], world: int) -> None:
+@given(shapes=SHAPES, world=WORLDS, alike=st.integers(1, 3))
+def test_chunked_shards_make_whole_parameters(shapes: list[tuple[int, ...]], world: int, alike: int) -> None:
+    shapes = [shape for shape in shapes for _ in range(alike)]
     tensors = values_of(shapes)
     layouts = [chunked_layout(shapes, world, rank) for rank in range(world)]
     gathered = torch.cat([cut(layout, tensors) for layout in layouts])
@@ -54,12 +55,11 @@ def test_chunked_shards_make_whole_parameters(shapes: list[tuple[int, ...]], wor
             start = segment.shard_offset
             assert torch.equal(gathered[start : start + segment.numel].view(segment.shape), tensor)
         return
-    full = torch.full((layout.full_numel,), -2)
-    out = [full[s.full_offset : s.full_offset + s.full_padded_numel].view(world, -1) for s in layout.segments]
-    torch.split_with_sizes_copy(gathered.view(world, -1), layout.split_sizes, dim=1, out=out)
-    for segment, tensor in zip(layout.segments, tensors, strict=True):
-        start = segment.full_offset
-        assert torch.equal(full[start : start + segment.numel].view(segment.shape), tensor)
+    for source in (None, gathered):
+        full = torch.full((layout.full_numel,), -2)
+        CopyOut(layout, full, source)(gathered)
+        for segment, tensor in zip(layout.segments, tensors, strict=True):
+            assert torch.equal(segment.in_full(full), tensor)
 
 
 @given(shapes=SHAPES, world=WORLDS, element=st.sampled_from([2, 4, 8]))
