@@ -125,19 +125,9 @@ def run(folder: Path, environment: Path, row: dict[str, Any], *, sanitize: bool)
             subprocess.run([python, script], cwd=work, env=variables, check=True)
     names = {"python": str(python), "scripts": str(environment / "bin"), "site": str(site)}
     words = [word.format(**names) for word in row["command"]]
-    options, separator, arguments = _parted(words)
-    extra = ["--sanitize"] if sanitize else []
-    command = [
-        environment / "bin" / "fsdpbench",
-        "run",
-        *options,
-        *extra,
-        "-o",
-        "runs",
-        "--json",
-        *separator,
-        *arguments,
-    ]
+    end = words.index("--") if "--" in words else len(words)
+    words[end:end] = [*(["--sanitize"] if sanitize else []), "-o", "runs", "--json"]
+    command = [environment / "bin" / "fsdpbench", "run", *words]
     began = time.monotonic()
     ended = subprocess.run(command, cwd=work, env=variables, capture_output=True, text=True)
     (work / "stderr.txt").write_text(ended.stderr)
@@ -170,14 +160,6 @@ def run(folder: Path, environment: Path, row: dict[str, Any], *, sanitize: bool)
         "unknown_operators": sorted(result.get("unknown_operators") or {}),
         "decisions": len(result.get("placeholder_decisions") or []),
     }
-
-
-def _parted(words: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the options of `fsdpbench run`, the `--`, and the program's own arguments."""
-    if "--" not in words:
-        return words, [], []
-    place = words.index("--")
-    return words[:place], ["--"], words[place + 1 :]
 
 
 def _versions(python: Path, packages: list[str]) -> dict[str, str]:

@@ -207,12 +207,10 @@ class _Tensors:
         """Call `cpu` and `to`: tensors that the script itself takes to the host are followed there."""
         decisions = self._decisions
         found: torch.Tensor = original(tensor, *args, **kwargs)
-        if found is tensor or type(found) is not torch.Tensor or found.device.type != "cpu":
+        if found is tensor or not _is_small_placeholder(found) or not decisions.reading():
             return found
-        if found.numel() <= _MOST_FOLLOWED and holds_placeholders(found) and decisions.reading():
-            decisions.note_read(original.__name__)
-            return found.as_subclass(HostPlaceholder)
-        return found
+        decisions.note_read(original.__name__)
+        return found.as_subclass(HostPlaceholder)
 
     def _written(
         self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any
@@ -220,11 +218,9 @@ class _Tensors:
         """Call `copy_`: a host tensor into which the script itself copies placeholders is followed."""
         decisions = self._decisions
         original(tensor, *args, **kwargs)
-        if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
-            small = tensor.numel() <= _MOST_FOLLOWED
-            if small and holds_placeholders(tensor) and decisions.reading():
-                decisions.note_read("copy_")
-                tensor.__class__ = HostPlaceholder
+        if _is_small_placeholder(tensor) and decisions.reading():
+            decisions.note_read("copy_")
+            tensor.__class__ = HostPlaceholder
         return tensor
 
     def _assigned(self, original: Callable[..., Any], tensor: torch.Tensor, index: Any, value: Any) -> None:
@@ -286,6 +282,10 @@ def _on_host(found: Any) -> Any:
     """Return a new plain host tensor as one that is followed; anything else as it is."""
     is_new = type(found) is torch.Tensor and found.device.type == "cpu"
     return found.as_subclass(HostPlaceholder) if is_new else found
+
+
+def _is_small_placeholder(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and tensor.numel() <= _MOST_FOLLOWED and _came_from_device(tensor)
 
 
 def _came_from_device(tensor: torch.Tensor) -> bool:

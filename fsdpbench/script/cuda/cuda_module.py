@@ -10,7 +10,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.cuda.amp.common
@@ -22,6 +22,7 @@ import torch.cuda.random
 import torch.cuda.streams
 
 from fsdpbench.base.torch_internals import INTERNALS, expect, find, last_part, patch, replace
+from fsdpbench.script.cuda.device_names import Generator
 from fsdpbench.script.cuda.extension import extend
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.patches.torch_patches import as_function
@@ -43,6 +44,7 @@ def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
     functions |= _ONLY_CUDA | {
         "current_device": lambda: local_rank,
         "is_current_stream_capturing": lambda: _is_capturing(accelerator),
+        "default_generators": tuple(_DefaultGenerator() for _ in range(module.device_count())),
     }
     for name in ("memory", "device"):  # a module and a class: they stay, what they use is replaced
         functions.pop(name)
@@ -79,7 +81,7 @@ def _public_names(module: Any) -> list[str]:
 
 def _map_submodules(accelerator: Accelerator) -> None:
     patch("cuda_nvtx", _taking_its_place(_Ranges(accelerator)))
-    replace(torch.cuda.profiler, start=_nothing, stop=_nothing)
+    replace(torch.cuda.profiler, **dict.fromkeys(("start", "stop"), lambda: None))
     replace(torch.version, cuda=_CUDA_VERSION)
     replace(torch.backends.cuda, is_flash_attention_available=lambda: True)
     replace(
@@ -117,8 +119,22 @@ class _Ranges:
             self._accelerator.trace.annotation(name, now, now)
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
+class _DefaultGenerator(Generator):
+    """The device's own generator, with the state of `torch.cuda.get_rng_state`."""
+
+    def get_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state()
+
+    def set_state(self, new_state: torch.Tensor) -> Self:
+        torch.cuda.set_rng_state(new_state)
+        return self
+
+    def manual_seed(self, seed: int) -> Self:
+        torch.cuda.manual_seed(seed)
+        return self
+
+    def initial_seed(self) -> int:
+        return torch.cuda.initial_seed()
 
 
 def _is_capturing(accelerator: Accelerator) -> bool:

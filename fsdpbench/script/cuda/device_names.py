@@ -22,7 +22,7 @@ import ctypes
 import functools
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils.dlpack import DLDeviceType
@@ -67,7 +67,7 @@ def map_device_names(replacements: Replacements, local_rank: int, on_host: bool 
     for name in _LIKE:
         replacements.wrap(torch, name, _taking_device)
     replacements.add(parse_to, _taking_device_first(parse_to))
-    replacements.add(torch.Generator, _Generator)
+    replacements.add(torch.Generator, Generator)
     replacements.wrap(torch, "from_dlpack", passing_to(_through_dlpack))
     replacements.wrap(torch, "to_dlpack", passing_to(_to_dlpack))
     _change_tensor_methods()
@@ -294,15 +294,15 @@ def _type_method(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class _Generator(torch.Generator):
+class Generator(torch.Generator):
     """Generators of the device are the host's here: there are no numbers to make."""
 
-    def __new__(cls, device: Any = "cpu") -> _Generator:
+    def __new__(cls, device: Any = "cpu") -> Self:
         new: Any = super().__new__
         return new(cls, device="cpu")
 
 
-__all__ = ["CUDA", "map_device_names", "own_device"]
+__all__ = ["CUDA", "Generator", "map_device_names", "own_device"]
 
 
 _TAKE_DEVICE_TYPE = (

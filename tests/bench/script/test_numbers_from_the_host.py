@@ -27,6 +27,22 @@ def test_a_random_state_comes_back_as_it_was(run_probe: RunScript) -> None:
     assert not run.decisions
 
 
+def test_a_copy_into_host_memory_has_the_numbers(run_probe: RunScript) -> None:
+    run = run_probe(
+        """
+        sums = torch.arange(12).to("cuda", non_blocking=True).view(3, 4).sum(dim=1)
+        staged = torch.full((3,), 9, pin_memory=True)
+        staged.copy_(sums, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        assert staged.tolist() == [6, 22, 38]
+        staged.copy_(torch.randint(1, 9, (3,), device="cuda"))  # unknown, and not what was there before
+        assert staged.tolist() == [0, 0, 0]
+        train(2)
+        """
+    )
+    assert run.result["status"] == "ok", run.cause
+
+
 def test_a_mask_of_labels_has_a_length(run_probe: RunScript) -> None:
     run = run_probe(
         """

@@ -72,13 +72,8 @@ def whole_numbers(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if isinstance(record.choice, tensors.Listed):
         return record.choice.values.view(tensor.dtype)
-    known = record.known
-    if (
-        known is None
-        or record.choice is not None
-        or record.nbytes > MOST_LISTED
-        or known.assumed is tensors.Assumed.ANSWER
-    ):
+    known = record.known if record.choice is None and record.nbytes <= MOST_LISTED else None
+    if known is None or known.assumed is tensors.Assumed.ANSWER:
         return None
     if known.value.dtype is not tensor.dtype:
         return None  # its bytes are other numbers there

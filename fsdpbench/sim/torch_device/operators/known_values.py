@@ -156,11 +156,8 @@ def learn_from_host(target: torch.Tensor, source: Any) -> None:
     """Set the known value of `target`, filled from the host with a number or a tensor with one element."""
     is_number = not isinstance(source, torch.Tensor) or source.dim() == 0
     if ACCELERATOR.follows_numbers and (target.numel() == 1 or (is_number and target.dtype in _WHOLE)):
-        learn(
-            target,
-            source,
-            assumed=Assumed(isinstance(source, torch.Tensor) and holds_placeholders(source)),
-        )
+        is_guess = isinstance(source, torch.Tensor) and holds_placeholders(source)
+        learn(target, source, assumed=Assumed(is_guess))
     elif ACCELERATOR.follows_numbers and _are_listed(target, source):
         mark(target, Listed(source.detach().expand(target.shape).reshape(-1).clone()))
     elif ACCELERATOR.known_values:

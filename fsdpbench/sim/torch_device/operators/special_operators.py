@@ -132,13 +132,9 @@ CHOICE_OPERATORS: dict[str, Kernel] = {
 
 def placeholder(tensor: torch.Tensor) -> tuple[Number, bool]:
     """Return the value of a tensor with one element, of its dtype; and whether it is true."""
-    numbers = numbers_in(tensor) if ACCELERATOR.known_values else None
-    if numbers is not None:
-        return numbers.item(), not assumed_of(tensor)
-    known = known_of(tensor) if ACCELERATOR.known_values else None
-    if known is not None:
-        return known.value.item(), not known.assumed
-    return torch.zeros((), dtype=tensor.dtype).item(), False
+    host = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+    is_true = not _is_guess(host, tensor)
+    return host.item(), is_true
 
 
 def _item(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> float | int | bool | complex:
@@ -203,13 +199,18 @@ def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: An
     ACCELERATOR.copy_over_host_link(
         "DtoH", nbytes, blocking=not non_blocking, device=tensor, host=found if host == "cpu" else None
     )
+    return mark_as_placeholders(found) if _is_guess(found, tensor) else found
+
+
+def _is_guess(host: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Write what is known of a tensor of the device into `host`; return whether that is a guess."""
     known, numbers = known_of(tensor), numbers_in(tensor)
     if numbers is not None:
-        found.copy_(numbers)
-    elif known is not None:
-        found.fill_(known.value.item())
-    assumed = assumed_of(tensor) if numbers is not None else known is None or known.assumed
-    return mark_as_placeholders(found) if assumed else found
+        host.copy_(numbers)
+        return bool(assumed_of(tensor))
+    if known is not None:
+        host.fill_(known.value.item())
+    return known is None or bool(known.assumed)
 
 
 def _copy(
@@ -229,27 +230,14 @@ def _copy(
         ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not beside, device=target, host=host)
         learn_from_host(target, source)
     else:
-        # The host tensor keeps its values, but is marked as without: DDP copies its bucket order to the
-        # device, broadcasts it and copies it back, and has to find it again.
-        nbytes = source.numel() * source.element_size()
-        beside = non_blocking and _is_copied_as_it_is(target, source)
-        ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not beside, device=source, host=target)
+        waits = not (non_blocking and _is_copied_as_it_is(target, source))
+        ACCELERATOR.copy_over_host_link("DtoH", source.nbytes, blocking=waits, device=source, host=target)
         if ACCELERATOR.follows_numbers:
-            _arrived_on_host(target, known_of(source) if ACCELERATOR.known_values else None)
+            if known_of(source) is None and (target.numel() <= _SMALL or not target.is_floating_point()):
+                target.zero_()
+            if _is_guess(target, source):
+                mark_as_placeholders(target)
     return target
-
-
-def _arrived_on_host(target: torch.Tensor, known: tensors.Known | None) -> None:
-    """Mark the target of a copy from the device: its value if known, else a placeholder."""
-    if known is not None:
-        target.fill_(known.value.item())
-    if known is None or known.assumed:
-        is_float, before = target.is_floating_point(), ACCELERATOR.copied_to_host
-        if known is None and is_float and target.numel() <= _SMALL:
-            target.zero_()
-        mark_as_placeholders(target)
-        if target.dtype in (torch.int32, torch.int64):  # an order of DDP's buckets is no checkpoint
-            ACCELERATOR.copied_to_host = before
 
 
 def _foreach_copy(

@@ -60,6 +60,11 @@ assert properties.multi_processor_count == 132 and (properties.major, properties
 assert torch.cuda.is_bf16_supported() and torch.cuda.is_initialized() and torch.version.cuda
 torch.cuda.set_device("cuda:0"); torch.cuda.manual_seed_all(3); torch.manual_seed(1); torch.cuda.empty_cache()
 torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+own = torch.cuda.default_generators[torch.cuda.current_device()]
+state = own.manual_seed(5).get_state()
+assert isinstance(own, torch.Generator) and own.initial_seed() == torch.cuda.initial_seed() == 5
+torch.cuda.manual_seed(7)
+assert not torch.equal(own.get_state(), state) and own.set_state(state).initial_seed() == 5
 with torch.random.fork_rng():
     torch.manual_seed(2)
 before = torch.cuda.memory_allocated()
