@@ -40,9 +40,8 @@ HEAD = """<!-- Made by python ci/programs.py: do not edit. -->
 # Public programs that were tried
 
 Each program runs unmodified on simulated GPUs, with random weights and small data made on the spot.
-`python ci/programs.py FOLDER` makes the environments, runs all and writes this page. "Its example" says where
-the program's text comes from: *in the package* (the installed file is started), *as documented* (written as
-the package's documentation shows it, because the wheel has no example).
+`python ci/programs.py FOLDER` makes the environments, runs all and writes this page. "Its example":
+*in the package* (the installed file is started) or *as documented* (written as its documentation shows).
 
 "Ready" is the processor time of the whole run, imports included. MFU is empty where dtypes are mixed.
 

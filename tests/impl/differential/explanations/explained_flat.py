@@ -84,7 +84,7 @@ FLAT: list[Explanation] = [
         "where an input needs gradients, torch frees the unit before it is recomputed (RuntimeError)",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s) and runs_backward(s) and not s.impl_words
-        and (refused(s, "setStorage") or refused(s, "its data is not allocated yet"))
+        and any(refused(s, words) for words in ("setStorage", "is not allocated yet", "must be a matrix"))
         and any(block.checkpoint == "reentrant" for block in s.program.model.blocks),
     ),
     Explanation(

@@ -73,6 +73,13 @@ SHARDED: list[Explanation] = [
         and any(isinstance(each, ops.Backward) and each.fail is not None for each in s.program.operations),
     ),
     Explanation(
+        "optimizers in backward between two calls of a unit",
+        "torch steps on accumulated gradients in between, and the second one has the new weights",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not flat(s) and earlier(s, ops.OptimizerInBackward) and earlier(s, ops.NoSync)
+        and s.name.startswith("parameter") and len(s.program.model.order) > len({*s.program.model.order}),
+    ),
+    Explanation(
         "reset_iter_state with torch before 2.13",
         "it does not have the method",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
@@ -189,10 +196,13 @@ SHARDED: list[Explanation] = [
     ),
     Explanation(
         "units that no forward used, in a backward without communication",
-        "torch's fails there (AttributeError)",
+        "torch's fails there (AttributeError), or in the next backward, where gradients have two dtypes",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
         lambda s: not flat(s) and runs_backward(s) and not s.impl_words
-        and refused(s, "'FSDPParam' object has no attribute '_unsharded_param'"),
+        and (
+            refused(s, "'FSDPParam' object has no attribute '_unsharded_param'")
+            or (refused(s, "FSDP reduce-scatter expects uniform gradient dtype") and earlier(s, ops.NoSync))
+        ),
     ),
     Explanation(
         "written to the root between forward and backward, in a group of one",
