@@ -199,9 +199,7 @@ class TorchFsdp2(_FullyShardSystem):
                 "with gloo beside replicas, and with reduce_dtype=fp16, PyTorch's fully_shard divides "
                 "gradients twice where FSDP has one rank (of experts): use a smaller ep, or impl-fsdp2"
             )
-        from fsdpbench.base.torch_internals import fsdp_common
-
-        if config.settings.ep > 1 and fsdp_common is None:
+        if config.settings.ep > 1 and not _has_meshes_of_parameters():
             refused.setdefault(
                 "ep",
                 f"fully_shard of torch {torch.__version__} has one mesh for all parameters of a unit "
@@ -248,6 +246,12 @@ def _placement_of_stacks(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
         return next((Shard(dim) for dim in (1, 2) if parameter.shape[dim] % ranks == 0), None)
 
     return place
+
+
+def _has_meshes_of_parameters() -> bool:
+    from fsdpbench.base.torch_internals import fsdp_common  # half a second: not where nothing asks
+
+    return fsdp_common is not None
 
 
 def _divides_twice(config: Config) -> bool:

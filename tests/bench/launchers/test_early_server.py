@@ -29,6 +29,22 @@ before = {{*sys.modules, "torch._dynamo"}}  # a stand-in takes this name
 simulated_runs.run("{system}", activation_checkpointing="full")
 print(sorted(name for name in {{*sys.modules}} - before if name.startswith("torch.")))
 """
+_PLANNED = """
+import sys
+from fsdpbench.base.settings import Settings
+from fsdpbench.systems import get_system
+from fsdpbench.sweep.planning import make_config, make_target
+target = make_target(model="gpt-tiny", device="sim", gpus=8)
+for name in ("torch-fsdp2", "torch-fsdp1", "impl-fsdp2", "impl-fsdp1", "torch-ddp"):
+    get_system(name).not_applicable(make_config(target, name, Settings.of(), target.workload()))
+print("torch.distributed.tensor" in sys.modules)
+"""
+
+
+def test_planning_does_not_import_what_only_training_needs() -> None:
+    done = subprocess.run([sys.executable, "-c", _PLANNED], capture_output=True, text=True, timeout=120)
+
+    assert done.stdout == "False\n", done.stderr
 
 
 @pytest.mark.parametrize("system", ["impl-fsdp2", "impl-fsdp1"])
