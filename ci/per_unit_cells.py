@@ -15,7 +15,7 @@ row is added as soon as its cell is done.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -191,15 +191,21 @@ HEAD = """\
 """
 
 
-def main(file: str, *cells: str) -> None:
-    """Write the rows of these cells, by default all of them."""
+def main() -> None:
+    """Write the rows of the cells that are named, by default of all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="rows are written here")
+    parser.add_argument("cells", nargs="*", default=[*CELLS], metavar="CELL", help=", ".join(CELLS))
+    options = parser.parse_args()
+    if unknown := set(options.cells) - set(CELLS):
+        parser.error(f"no such cell: {', '.join(sorted(unknown))}; there are {', '.join(CELLS)}")
     torch.set_num_threads(1)
-    with Path(file).open("w") as out:
+    with options.file.open("w") as out:
         out.write(HEAD)
-        for cell in cells or CELLS:
+        for cell in options.cells:
             out.write(row_of(cell, CELLS[cell]) + "\n")
             out.flush()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
