@@ -403,6 +403,7 @@ def read_log(text: str) -> OomReport | None:
     message = next((each for each in alike[:_MOST_TRIED] if _frames(content.before(each))), alike[0])
     above = content.before(message)
     frames = _frames(above)
+    own = [frame for frame in frames if not any(part in frame.file for part in _INSTALLED)]
     marked = {
         message.rank if message.rank is not None else content.rows[content.row_of(message)][0]
         for message in messages
@@ -414,9 +415,7 @@ def read_log(text: str) -> OomReport | None:
         len(messages),
         tuple(sorted(rank for rank in marked if rank is not None)),
         _phase(frames),
-        next(
-            (frame for frame in reversed(frames) if not any(part in frame.file for part in _INSTALLED)), None
-        ),
+        own[-1] if own else None,
         frames[-1] if frames else None,
         tuple(sorted({each.source for each in messages} - {message.source, "driver", "SIGKILL"})),
     )
