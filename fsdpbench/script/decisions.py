@@ -62,6 +62,7 @@ class Decisions:
         """Record the questions to the simulated device's tensors from now on."""
         simulation.accelerator.follows_numbers = True
         simulation.accelerator.on_value = self._answered
+        simulation.accelerator.host_kind = HostPlaceholder
         Followed.decided = self.record
         follow_math()
         _Tensors(self).install()

@@ -21,6 +21,8 @@ from fsdpbench.sim.torch_device.followed import HolderFollower, Lateness, Memory
 from fsdpbench.sim.torch_device.python_calls import PythonCalls
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fsdpbench.sim.model.allocator import CachingAllocator
     from fsdpbench.sim.model.allocator.types import AllocatorEvent, AllocatorListener
     from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
@@ -56,7 +58,7 @@ class Accelerator:
 
     `known_values` counts storages with known values, `follows_numbers` says whether values from the host are
     kept. `on_value(operation, answer, is_true)` observes values that Python reads. `copied_to_host`: whether
-    tensors of the host hold data without values.
+    tensors of the host hold data without values. `host_kind`: the type by which a script follows those.
 
     `graph_pool`: while a captured graph runs, the stream whose memory is its private pool. `shared_plans`:
     plans of other processes; outlives a run. `sanitizer` follows every use of memory, `account` its holders;
@@ -93,6 +95,7 @@ class Accelerator:
         self.known_values = 0
         self.follows_numbers = False
         self.copied_to_host = False
+        self.host_kind: type[Tensor] | None = None
         self.on_value: Callable[[str, Any, bool], None] | None = None
         self.shared_plans: SharedPlans | None = None
         self.sanitizer: MemoryFollower | None = None

@@ -32,7 +32,7 @@ from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveWork
 from fsdpbench.sim.torch_device.distributed.refusals import refuse_strided, refuse_unlike_neighbours
 from fsdpbench.sim.torch_device.distributed.symmetric import gathers_by_copy_engines
-from fsdpbench.sim.torch_device.operators.known_values import follow_collective
+from fsdpbench.sim.torch_device.operators.known_values import fill_on_host, follow_collective
 from fsdpbench.sim.torch_device.operators.plans import inputs_text
 from fsdpbench.sim.torch_device.strict.words import scalar_type
 from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor, use_on_stream
@@ -137,6 +137,7 @@ class Collective(NamedTuple):
     outputs: list[torch.Tensor]
     opts: Any = None
     members: int = 1
+    parts: Sequence[Collective] = ()
 
 
 class Communicator(Membership):
@@ -192,7 +193,7 @@ class Communicator(Membership):
             )
             refuse_unlike_neighbours(sent, received, self._rank_in_group, self._group_size)
             kind, members, nbytes = "send_recv", len(sent), nbytes // 2
-        return self.call(Collective(kind, nbytes, inputs, outputs, members=members))
+        return self.call(Collective(kind, nbytes, inputs, outputs, members=members, parts=calls))
 
     def call(self, what: Collective) -> Work:
         """Run one collective, or collect it while some are coalesced."""
@@ -204,7 +205,7 @@ class Communicator(Membership):
 
     def run(self, what: Collective) -> CollectiveWork:
         """Queue one collective on a stream; a barrier blocks the CPU too."""
-        kind, _, inputs, outputs, opts, members = what
+        kind, _, inputs, outputs, opts, members, parts = what
         accelerator = self._accelerator
         timeline = accelerator.timeline
         if accelerator.backward.is_active:
@@ -215,6 +216,9 @@ class Communicator(Membership):
         start = timeline.cpu
         timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * MEMBER_CPU_NS
         if any(not is_on_device(tensor) for tensor in outputs):  # as through gloo: no device time
+            if accelerator.follows_numbers:
+                for part in parts or (what,):
+                    fill_on_host(part, self._group_size, self._rank_in_group)
             return CollectiveWork(accelerator, None, outputs)
         own, asynchronous = accelerator.collectives_on_own_streams, _is_asynchronous(opts)
         stream = self._stream_behind_current() if own or asynchronous else accelerator.stream
@@ -226,8 +230,8 @@ class Communicator(Membership):
         text = "" if accelerator.trace is None else _inputs_of(kind, inputs, outputs, opts)
         self._queue(stream, what, start, text)
         if accelerator.known_values:
-            reduction = getattr(opts, "reduceOp", None)
-            follow_collective(kind, self._group_size, reduction, inputs, outputs)
+            for part in parts or (what,):
+                follow_collective(part, self._group_size, self._rank_in_group)
         if own:
             for tensor in (*inputs, *outputs):
                 use_on_stream(tensor, stream)
@@ -260,7 +264,7 @@ class Communicator(Membership):
         return self._own_stream
 
     def _queue(self, stream: int, what: Collective, start: int, text: str) -> None:
-        kind, nbytes, inputs, outputs, _, members = what
+        kind, nbytes, inputs, outputs, _, members, _ = what
         accelerator = self._accelerator
         timeline = accelerator.timeline
         if self._last is not None:

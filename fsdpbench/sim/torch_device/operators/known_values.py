@@ -70,6 +70,8 @@ _COMPUTED = {
 """Operators beside the pointwise ones."""
 _DECIDING = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logical_and": False}
 """Values of one side that decide the result, whatever the other is."""
+_MOST_COMPUTED = 1 << 24
+"""Bytes of the largest result that is computed on the host beside."""
 _UNLIKE = {"cumsum", "cat", "constant_pad_nd"}
 """Operators that make different numbers of equal ones."""
 
@@ -87,6 +89,8 @@ def computed(
     if torch.Tag.pointwise not in operator.tags and name not in _COMPUTED:
         return False
     if name not in _UNLIKE and not any(isinstance(choice_of(each), Listed) for each in taken):
+        return False
+    if any(result.is_floating_point() or result.nbytes > _MOST_COMPUTED for result in results):
         return False
     stores: dict[int, torch.Tensor] = {}
     assumed = assumed_of(*taken)
@@ -138,7 +142,9 @@ def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: Assume
     if not tensor.numel() or distinct * tensor.element_size() < record.nbytes:
         forget(record)
         return
-    remember(record, Known(torch.as_tensor(value).detach().to(tensor.dtype).reshape(1), assumed), None)
+    exact = torch.float64 if isinstance(value, float) else None
+    number = torch.as_tensor(value, dtype=exact).detach().to(tensor.dtype)
+    remember(record, Known(number.reshape(1), assumed), None)
 
 
 def known_of(tensor: torch.Tensor) -> Known | None:
@@ -175,6 +181,7 @@ def _are_listed(target: torch.Tensor, source: Any) -> bool:
 
 _WHOLE = (torch.uint8, torch.bool, torch.int32, torch.int64)
 _HOLDS_PLACEHOLDERS = "_sim_placeholders"
+_MOST_FILLED = 1 << 16
 _NUMBERS = 64
 """Elements of a copy that is numbers to print, not a part of a model."""
 
@@ -346,28 +353,60 @@ def written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     return tensors_in([given[name] for name in names], {})
 
 
-def follow_collective(
-    kind: str, size: int, reduction: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-) -> None:
-    """Set the known values of a collective's outputs: every rank is assumed to hold this one's."""
-    reduces = kind in ("all_reduce", "reduce_scatter")
+def follow_collective(what: Any, size: int, rank: int) -> None:
+    """Set the known values of a collective's outputs: every rank is assumed to hold this one's.
+
+    `what`: a `Collective` of the group's member `rank`, the source of a broadcast if the options say so.
+    """
+    kind, inputs, outputs = what.kind, what.inputs, what.outputs
+    guess = Assumed(not _is_sent(what, rank))
     rows = [numbers_in(tensor) if is_on_device(tensor) else None for tensor in inputs]
     known = [known_of(tensor) if is_on_device(tensor) else None for tensor in inputs]
     same = known[0] if known and all(each == known[0] for each in known) else None
-
-    def met(value: torch.Tensor) -> torch.Tensor:
-        if reduces and reduction == dist.ReduceOp.SUM:
-            return value * size
-        return value**size if reduces and reduction == dist.ReduceOp.PRODUCT else value
-
     for place, output in enumerate(outputs):
-        if kind == "broadcast" and inputs is outputs and isinstance(choice_of(output), Listed):
-            continue  # it is what is sent
+        listed = choice_of(output)
+        if kind == "broadcast" and inputs is outputs and isinstance(listed, Listed):
+            mark(output, Listed(listed.values, max(listed.assumed, guess)))
+            continue
         forget(record_of(output.untyped_storage()))
         row = rows[place if len(rows) == len(outputs) else 0] if rows else None
         if same is not None:
-            learn(output, met(same.value), assumed=same.assumed or Assumed(kind != "broadcast"))
+            learn(output, _reduced(what, same.value, size), assumed=max(same.assumed, guess))
         elif row is not None and kind in ("all_reduce", "all_gather"):
-            row = met(row.reshape(-1)).to(output.dtype).repeat(output.numel() // max(1, row.numel()))
+            row = _reduced(what, row.reshape(-1), size).to(output.dtype)
+            row = row.repeat(output.numel() // max(1, row.numel()))
             if _are_listed(output, row):
                 mark(output, Listed(row, Assumed.GUESS))
+
+
+def _is_sent(what: Any, rank: int) -> bool:
+    """Return whether the member `rank` itself sends what all have after a collective."""
+    return what.kind == "broadcast" and getattr(what.opts, "rootRank", None) == rank
+
+
+def _reduced(what: Any, value: torch.Tensor, size: int) -> torch.Tensor:
+    """Return what a collective makes of the same value on `size` ranks."""
+    if what.kind not in ("all_reduce", "reduce_scatter"):
+        return value
+    reduction = getattr(what.opts, "reduceOp", None)
+    if reduction == dist.ReduceOp.SUM:
+        return value * size
+    return value**size if reduction == dist.ReduceOp.PRODUCT else value
+
+
+def fill_on_host(what: Any, size: int, rank: int) -> None:
+    """Compute a collective of the host's tensors as `follow_collective`, and mark what is assumed."""
+    inputs, outputs = what.inputs, what.outputs
+    for place, output in enumerate(outputs):
+        if inputs and output.numel() <= _MOST_FILLED:
+            each = inputs[place if len(inputs) == len(outputs) else rank % len(inputs)]
+            row = each.detach().reshape(-1)
+            if row.numel() > output.numel():
+                row = row[: row.numel() // size * size].view(size, -1)[rank]
+            if row.numel() and output.numel() % row.numel() == 0:
+                filled = _reduced(what, row, size).repeat(output.numel() // row.numel())
+                output.detach().copy_(filled.view(output.shape))
+        if size > 1 and not _is_sent(what, rank):
+            output.untyped_storage()._sim_placeholders = True
+            if type(output) is torch.Tensor and ACCELERATOR.host_kind is not None:
+                output.__class__ = ACCELERATOR.host_kind

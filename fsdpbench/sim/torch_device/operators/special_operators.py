@@ -19,6 +19,7 @@ import torch
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import (
+    MOST_LISTED,
     assumed_of,
     choice_of,
     mark,
@@ -71,8 +72,9 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     if rows is None:
         raise data_dependent(operator)
     known = choice_of(mask)
-    if ACCELERATOR.on_value is not None and isinstance(known, Share):
-        ACCELERATOR.on_value("torch.nonzero", f"balanced: {rows} of {mask.numel()}", False)
+    assumed = assumed_of(mask)
+    if isinstance(known, Share) or assumed:
+        _report_length("torch.nonzero", f"{rows} of {mask.numel()}", is_balanced=isinstance(known, Share))
     count = torch.count_nonzero(mask)
     ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=count)
     nbytes = rows * mask.dim() * _INDEX.itemsize
@@ -83,10 +85,15 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
     places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
     if isinstance(known, Listed):
-        mark(places, Listed(placed(known.values, mask).nonzero().t().reshape(-1)))
+        mark(places, Listed(placed(known.values, mask).nonzero().t().reshape(-1), assumed))
     elif mask.dim() == 1 and rows == mask.numel():
-        mark(places, Listed(torch.arange(rows)))
+        mark(places, Listed(torch.arange(rows), assumed))
     return places
+
+
+def _report_length(operation: str, length: str, *, is_balanced: bool) -> None:
+    if ACCELERATOR.on_value is not None:
+        ACCELERATOR.on_value(operation, f"{'balanced' if is_balanced else 'assumed'}: {length}", False)
 
 
 def masked_select(operator: Any, by_shape: Kernel, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -156,7 +163,7 @@ def _equal(
     if ACCELERATOR.sanitizer is not None:
         ACCELERATOR.sanitizer.host_copy(ACCELERATOR.stream, "DtoH", second, None, blocking=True)
     ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True, device=first)
-    same = first.shape == second.shape
+    same = name == "allclose" or first.shape == second.shape
     if ACCELERATOR.on_value is not None:
         ACCELERATOR.on_value(f"torch.{name}", same, not same)
     return same
@@ -337,6 +344,15 @@ def _filled(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch
     return result
 
 
+def _numbered(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Run `arange` and similar operators, whose numbers follow from their arguments."""
+    result: torch.Tensor = by_shape(*args, **kwargs)
+    if ACCELERATOR.follows_numbers and result.nbytes <= MOST_LISTED and "out" not in kwargs:
+        on_host = {"device": torch.device("cpu"), "dtype": result.dtype, "pin_memory": False}
+        learn_from_host(result, operator(*args, **kwargs | on_host))
+    return result
+
+
 def _compared(
     operator: Any, by_shape: Kernel, first: torch.Tensor, second: Any, **kwargs: Any
 ) -> torch.Tensor:
@@ -380,8 +396,15 @@ def _counted(
 ) -> torch.Tensor:
     """Run `bincount` or `histc`: a router's load is assumed balanced over all bins, and reported so."""
     name = operator._schema.name.removeprefix("aten::")
-    result: torch.Tensor = by_shape(values, *args, **kwargs)
     weights = kwargs.get("weights", args[0] if args and name == "bincount" else None)
+    numbers = whole_numbers(values) if name == "bincount" and weights is None else None
+    if numbers is not None:
+        minlength = bind(operator, (values, *args), kwargs)["minlength"]
+        counts = torch.bincount(placed(numbers, values), minlength=minlength)
+        result: torch.Tensor = by_shape(values, minlength=len(counts))
+        mark(result, Listed(counts, assumed_of(values)))
+        return result
+    result = by_shape(values, *args, **kwargs)
     bins = result.numel()
     if ACCELERATOR.follows_numbers and weights is None and bins and values.numel() % bins == 0:
         each = values.numel() // bins
@@ -405,6 +428,8 @@ def _repeated(
         if numbers is None:
             raise data_dependent(operator)
         output_size = int(placed(numbers, repeats).sum())
+        if assumed_of(repeats):
+            _report_length("torch.repeat_interleave", str(output_size), is_balanced=False)
     result: torch.Tensor = by_shape(repeats, *args, output_size=output_size, **kwargs)
     return result
 
@@ -419,6 +444,7 @@ SPECIAL_OPERATORS: dict[str, Kernel] = {
     "_is_all_true": _all_valid, "_to_copy": _to_copy, "copy_": _copy, "_copy_from": _copy,
     "_foreach_copy_": _foreach_copy, "set_": _set, "resize_": _resize, "record_stream": _record_stream,
     **dict.fromkeys(("fill_", "full", "ones", "scalar_tensor"), _filled),
+    **dict.fromkeys(("arange", "eye", "tril_indices", "triu_indices"), _numbered),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
     **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), _never), "index": _index,
     **dict.fromkeys(("masked_fill", "masked_fill_"), _masked_fill), "bincount": _counted, "histc": _counted,
