@@ -18,7 +18,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -26,18 +26,18 @@ import torch
 
 from fsdpbench.base.torch_internals import DisableTorchFunctionSubclass, find
 from fsdpbench.script.interposing import around
-from fsdpbench.script.numbers import Followed, follow_math, followed, plain
+from fsdpbench.script.numbers import Followed, all_plain, follow_math, followed, holds, plain
 from fsdpbench.script.own_files import OwnFiles, is_of_torch, is_only_printed, is_only_shown, passing
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.operators.known_values import (
-    forget,
+    assume,
     holds_placeholders,
     known_of,
     learn,
     mark_as_placeholders,
 )
 from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
-from fsdpbench.sim.torch_device.tensors import Assumed, is_on_device, record_of
+from fsdpbench.sim.torch_device.tensors import Assumed, is_on_device, tensors_in
 
 _MOST_IN_WORDS = 3
 _WRITERS = ("json", "csv", "logging", "pprint", "yaml")
@@ -160,12 +160,10 @@ class _Tensors:
             around(kind, name, self._as_array)
         around(kind, "copy_", self._written)
         around(kind, "__setitem__", self._assigned)
-        for owner, name, call in (
-            (torch, "isclose", self._close),
-            (kind, "isclose", self._close),
-            (torch, "tensor", self._made),
-            (torch, "as_tensor", self._made),
-        ):
+        close = ((torch, "isclose", self._close), (kind, "isclose", self._close))
+        made = ((torch, name, self._made) for name in ("tensor", "as_tensor", "full", "full_like"))
+        new = ((kind, name, self._made) for name in ("new_tensor", "new_full"))
+        for owner, name, call in (*close, *made, *new):
             original = getattr(owner, name)
             around(owner, name, call)
             stand_in_for_builtin(original, getattr(owner, name))
@@ -228,6 +226,8 @@ class _Tensors:
         """Call `losses[i] = loss.item()`: a host tensor that was given a placeholder is followed."""
         decisions = self._decisions
         original(tensor, index, plain(value))
+        if isinstance(value, Followed) and is_on_device(tensor):
+            assume(tensor)
         if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
             came = isinstance(value, Followed | HostPlaceholder) or holds_placeholders(tensor)
             if came and tensor.numel() <= _MOST_FOLLOWED and decisions.reading():
@@ -248,17 +248,13 @@ class _Tensors:
         with DisableTorchFunctionSubclass():  # else it is asked twice
             return original(tensor, *args, **kwargs)
 
-    def _made(self, original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Call `torch.tensor`: a tensor made of placeholders holds placeholders."""
-        made: torch.Tensor = original(data, *args, **kwargs)
-        if isinstance(data, Followed) or (
-            isinstance(data, (list, tuple)) and any(isinstance(each, Followed) for each in data)
-        ):
+    def _made(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Call `torch.tensor` or `full`: a tensor made of placeholders holds placeholders."""
+        made: torch.Tensor = original(*args, **kwargs)
+        if holds([*args, *kwargs.values()]):
             if not is_on_device(made):
                 return mark_as_placeholders(made).as_subclass(HostPlaceholder)
-            forget(record_of(made.untyped_storage()))
-            if isinstance(data, Followed):
-                learn(made, plain(data), assumed=Assumed.GUESS)
+            assume(made)
         return made
 
 
@@ -271,18 +267,43 @@ class HostPlaceholder(torch.Tensor):
     ) -> Any:
         with DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
-        if type(found) in (tuple, list):
-            return type(found)(map(_on_host, found))
-        return _on_host(found)
+        _follow_results(found, tensors_in(args, kwargs or {}))
+        return found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self.as_subclass(torch.Tensor).__deepcopy__(memo).as_subclass(HostPlaceholder)
 
-def _on_host(found: Any) -> Any:
-    """Return a new plain host tensor as one that is followed; anything else as it is."""
-    is_new = type(found) is torch.Tensor and found.device.type == "cpu"
-    return found.as_subclass(HostPlaceholder) if is_new else found
+
+def _with_numbers(
+    cls: type, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """Call an operator of torch with followed numbers as plain ones; its results are followed.
+
+    Not where they are sizes: of a factory, or of a view.
+    """
+    named = {name: all_plain(value) for name, value in (kwargs or {}).items()}
+    found, given = func(*map(all_plain, args), **named), tensors_in(args, named)
+    first = found[0] if isinstance(found, (tuple, list)) and found else found
+    if given and isinstance(first, torch.Tensor) and (first is given[0] or not first._is_view()):
+        _follow_results(found, given)
+    return found
+
+
+Followed.__torch_function__ = classmethod(_with_numbers)  # type: ignore[attr-defined]
+
+
+def _follow_results(found: Any, given: Sequence[torch.Tensor]) -> None:
+    """Follow what an operator made of placeholders, and those of the `given` tensors that it wrote."""
+    for each in found if isinstance(found, (tuple, list)) else (found,):
+        if isinstance(each, torch.Tensor) and is_on_device(each):
+            assume(each)
+        elif type(each) is torch.Tensor:
+            each.__class__ = HostPlaceholder
+            if any(each is tensor for tensor in given):
+                mark_as_placeholders(each)
 
 
 def _is_small_placeholder(tensor: torch.Tensor) -> bool:

@@ -55,6 +55,7 @@ class Followed:
         answer = getattr(ufunc, method)(*map(plain, inputs), **kwargs)
         name = ufunc.__name__
         if getattr(answer, "ndim", 1) != 0:
+            Followed.decided(f"numpy.{name}", 0)  # arrays are not followed
             return answer
         return _decided(f"numpy.{name}", answer) if answer.dtype.kind == "b" else followed(answer.item())
 
@@ -83,6 +84,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, int) and isinstance(value, Followed):
         return int.__int__(value)
     return value
+
+
+def all_plain(value: Any) -> Any:
+    """Return `plain` of a value, or of each in a list or tuple."""
+    return type(value)(map(all_plain, value)) if type(value) in (list, tuple) else plain(value)
 
 
 def followed(answer: Any) -> Any:
@@ -182,7 +188,7 @@ def _following(function: Callable[..., Any], decision: str | None) -> Callable[.
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         values = [list(each) if isinstance(each, Iterable) else each for each in args] if whole else args
-        if not any(map(_holds, values)):
+        if not any(map(holds, values)):
             return function(*values, **kwargs)
         numbers = [list(map(plain, each)) if isinstance(each, list) else plain(each) for each in values]
         answer = function(*numbers, **kwargs)
@@ -191,5 +197,6 @@ def _following(function: Callable[..., Any], decision: str | None) -> Callable[.
     return call
 
 
-def _holds(value: Any) -> bool:
-    return isinstance(value, Followed) or (isinstance(value, list) and any(map(_holds, value)))
+def holds(value: Any) -> bool:
+    """Return whether a value is a followed number, or a list or tuple with one."""
+    return isinstance(value, Followed) or (isinstance(value, (list, tuple)) and any(map(holds, value)))

@@ -29,7 +29,10 @@ _INSTALLED = ("site-packages", "dist-packages")
 PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_PASSES_ON = (f"{_TORCH}_tensor.py", f"{_TORCH}testing{os.sep}")
+_PASSES_ON = tuple(
+    f"{_TORCH}{name}".replace("/", os.sep)
+    for name in ("_tensor.py", "testing/", "optim/lr_scheduler.py", "distributed/_functional_collectives.py")
+)
 # Python's library and this project, which may lie below the script's folder too.
 _NOT_THE_SCRIPTS = (_PYTHON, PACKAGE)
 

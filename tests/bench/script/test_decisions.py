@@ -145,13 +145,14 @@ def test_torchs_own_questions_are_not_the_scripts(run_probe: RunScript) -> None:
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
-            scaler.step(optimizer); scaler.update(); plateau.step(loss)
+            scaler.step(optimizer); scaler.update()
+            plateau.step(loss)  # the script's
             torch.distributions.Normal(loss.detach(), 1.0).sample()
             if 3.0 in loss.detach(): pass  # the script's
         """
     )
     assert run.result["status"] == "ok", run.cause
-    assert {(each[0], each[1]) for each in run.decisions} == {("item", False)}, run.decisions
+    assert {each[:2] for each in run.decisions} == {("item", False), ("float", 0.0)}, run.decisions
     assert {each["line"] for each in run.result["placeholder_decisions"]} == {
         number
         for number, line in enumerate(
@@ -165,7 +166,7 @@ def test_every_way_to_the_host_is_recorded(run_probe: RunScript) -> None:
     """Copies, elements, numpy's own kinds, text: followed, or (`= `) noted where it was read."""
     run = run_probe(
         """
-        import array, decimal, io, json, math, pickle, statistics, struct, numpy as np
+        import array, copy, decimal, io, json, math, pickle, statistics, struct, numpy as np
         file, numpy_rows = io.BytesIO(), np.zeros(2)
         model = torch.nn.Linear(8, 8).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -190,6 +191,19 @@ def test_every_way_to_the_host_is_recorded(run_probe: RunScript) -> None:
             if kept.sum() > 1: pass                             # written
             if torch.tensor([number, number]).mean() > 1: pass  # made
             if torch.as_tensor(number) > 1: pass                # made anew
+            if torch.tensor([[number, 1.0]]).max() > 1: pass    # made in rows
+            if torch.full((2,), number).max() > 1: pass         # full
+            if torch.full((1,), number, device="cuda") > 1: pass # full there
+            if (torch.zeros(1) + number).item() > 1: pass       # added
+            if torch.ones((), device="cuda") * number > 1: pass # multiplied there
+            rows = torch.zeros(2)
+            rows.add_(loss.detach().cpu())
+            if rows.sum() > 1: pass                             # added in place
+            whole = torch.tensor([1, 2], device="cuda")
+            whole[0] = loss.detach().long().item()              # whole
+            if whole.sum() > 3: pass                            # of a known sum
+            if copy.deepcopy(loss.detach().cpu()) > 1: pass     # copied deeply
+            more = np.zeros(2) + number                         # more
             if statistics.mean([number]) > 1: pass              # statistics
             if np.float32(number) > 1: pass                     # scalar
             if loss.detach().cpu().numpy() > 1: pass            # array
@@ -272,6 +286,47 @@ print("stopped", step)
     )
     assert run.result["status"] == "ok", run.cause
     assert run.output.split() == ["stopped", "6"]
+
+
+def test_what_other_ranks_hold_is_assumed(run_probe: RunScript) -> None:
+    """Tensors, of the host too, and objects; what this rank itself sends is known."""
+    run = run_probe(
+        """
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+dist.init_process_group("cpu:gloo,cuda:nccl")
+rank, size = dist.get_rank(), dist.get_world_size()
+sent, host, counts = (torch.tensor([3 + rank], device=each) for each in ("cuda", "cpu", "cuda"))
+dist.broadcast(sent, 0)
+assert sent.item() == 3
+objects = [3]
+dist.broadcast_object_list(objects, src=0)
+dist.broadcast(sent, 1)
+print(sent.item())                                          # another's
+dist.all_reduce(host)
+if (host / 2).item() == 12: pass                            # of the host
+gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+dist.all_gather(gathered, torch.tensor([rank + 5]))
+if gathered[1].item() == 5: pass                            # gathered
+print(functional.all_reduce(counts, "sum", dist.group.WORLD).tolist()) # functional
+all_objects = [None] * size
+dist.all_gather_object(all_objects, {"rank": rank})         # objects
+dist.broadcast_object_list(objects, src=1)                  # another's objects
+dist.all_reduce(counts, op=dist.ReduceOp.MAX)
+rows = torch.arange(6, device="cuda")
+chosen = rows[rows < counts]                                # length
+sums = (rows + counts).tolist()                             # sums
+try: dist.scatter_object_list([None], None, src=1)
+except NotImplementedError as error: print(error)
+train(3)
+"""
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert "only rank 0 runs" in run.output
+    source = Path(run.result["config"]["script"]["path"]).read_text().splitlines()
+    commented = {line.rpartition("# ")[2] for line in source if " # " in line}
+    told = {source[each["line"] - 1].rpartition("# ")[2] for each in run.result["placeholder_decisions"]}
+    assert told == commented
 
 
 def test_a_scaler_steps_and_its_schedule_too(run_probe: RunScript) -> None:

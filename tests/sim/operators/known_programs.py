@@ -26,7 +26,19 @@ RANKS = 4
 _MOST_ELEMENTS = 400
 _WHOLE = ("torch.int64", "torch.int32", "torch.uint8", "torch.int16", "torch.bool", "torch.int8")
 _REAL = ("torch.float32", "torch.float64", "torch.bfloat16", "torch.float16")
-_SHAPES = ("()", "(1,)", "(4,)", "(3,)", "(2, 3)", "(3, 4)", "(1, 4)", "(4, 1)", "(2, 2, 2)", "(0,)", "(4, 4)")
+_SHAPES = (
+    "()",
+    "(1,)",
+    "(4,)",
+    "(3,)",
+    "(2, 3)",
+    "(3, 4)",
+    "(1, 4)",
+    "(4, 1)",
+    "(2, 2, 2)",
+    "(0,)",
+    "(4, 4)",
+)
 _FLOATS = ("0.1", "2.5", "-1.0", "0.0", "3.0", "16777217.0", "1e-3", "float('inf')")
 _INTS = (0, 1, 2, 3, 5, -1, -3, 7, 8, 100, 300, (1 << 40) + 1)
 _WEIGHTS = {"factories": 3, "results": 9, "effects": 4, "collectives": 1}
@@ -260,7 +272,9 @@ class Pair:
             self.lines.clear()
         for name, value in self.host.items():
             if _is_tensor(value) and value.shape != self.device[name].shape:
-                return Finding(self.lines, f"{name}.shape", tuple(value.shape), tuple(self.device[name].shape))
+                return Finding(
+                    self.lines, f"{name}.shape", tuple(value.shape), tuple(self.device[name].shape)
+                )
         return None
 
     def compare(self, read: str) -> Finding | None:

@@ -96,7 +96,9 @@ def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
 def assumed_of(*taken: torch.Tensor) -> tensors.Assumed:
     """Return whether the numbers that are in any of the tensors are a guess."""
     records = [tensors.record_of(tensor.untyped_storage()) for tensor in taken]
-    known = [each.choice if isinstance(each.choice, tensors.Listed) else each.known for each in records if each]
+    known = [
+        each.choice if isinstance(each.choice, tensors.Listed) else each.known for each in records if each
+    ]
     return max((each.assumed for each in known if each), default=tensors.Assumed.NO)
 
 

@@ -72,7 +72,7 @@ _DECIDING = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logi
 """Values of one side that decide the result, whatever the other is."""
 _MOST_COMPUTED = 1 << 24
 """Bytes of the largest result that is computed on the host beside."""
-_UNLIKE = {"cumsum", "cat", "constant_pad_nd"}
+_UNLIKE = {"cumsum", "cat", "constant_pad_nd", "tril", "triu"}
 """Operators that make different numbers of equal ones."""
 
 
@@ -145,6 +145,15 @@ def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: Assume
     exact = torch.float64 if isinstance(value, float) else None
     number = torch.as_tensor(value, dtype=exact).detach().to(tensor.dtype)
     remember(record, Known(number.reshape(1), assumed), None)
+
+
+def assume(tensor: torch.Tensor) -> None:
+    """Turn what is known of a tensor into a guess."""
+    record = record_of(tensor.untyped_storage())
+    if record is not None and record.known is not None and not record.known.assumed:
+        remember(record, Known(record.known.value, Assumed.GUESS), None)
+    elif record is not None and isinstance(record.choice, Listed):
+        remember(record, None, Listed(record.choice.values, max(record.choice.assumed, Assumed.GUESS)))
 
 
 def known_of(tensor: torch.Tensor) -> Known | None:

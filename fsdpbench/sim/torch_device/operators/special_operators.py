@@ -367,9 +367,10 @@ def _compared(
 
 
 def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    """Run `isnan`, `isinf` and similar operators: simulated numbers are finite."""
+    """Run `isnan`, `isinf` and similar operators: simulated numbers are finite, unless they are known."""
     result: torch.Tensor = by_shape(tensor, **kwargs)
-    learn(result, False, assumed=tensors.Assumed.ANSWER)
+    if known_of(result) is None and choice_of(result) is None:
+        learn(result, False, assumed=tensors.Assumed.ANSWER)
     return result
 
 

@@ -394,7 +394,7 @@ def _replace_collectives_of_objects() -> None:
     for name, deliver in (
         ("all_gather_object", _all_alike),
         ("gather_object", _all_alike),
-        ("broadcast_object_list", lambda given: None),
+        ("broadcast_object_list", _as_if_sent),
         ("scatter_object_list", _first_for_this_rank),
     ):
         replacement = in_simulated_groups(expect(dist, name), deliver)
@@ -422,11 +422,32 @@ def _all_alike(given: Mapping[str, Any]) -> None:
     gathered = given.get("object_list", given.get("object_gather_list"))
     if gathered is not None:
         gathered[:] = [given["obj"]] * len(gathered)
+        _report_object(f"all {len(gathered)} ranks' objects are this rank's", len(gathered) > 1)
+
+
+def _as_if_sent(given: Mapping[str, Any]) -> None:
+    """Leave the objects as they are: those that this rank sends, or what another one is taken to send."""
+    _report_object("another rank's objects are this rank's", not _is_source(given))
 
 
 def _first_for_this_rank(given: Mapping[str, Any]) -> None:
-    if scattered := given.get("scatter_object_input_list"):
+    scattered = given.get("scatter_object_input_list")
+    if scattered and _is_source(given):
         given["scatter_object_output_list"][0] = scattered[0]
+    elif dist.get_rank() == 0:  # others receive from it, where ranks are compared
+        raise NotImplementedError("scatter_object_list from another rank: only rank 0 runs, others have none")
+
+
+def _is_source(given: Mapping[str, Any]) -> bool:
+    of_group = given.get("group_src")
+    source = given.get("src", 0) if of_group is None else of_group
+    rank = dist.get_rank(None if of_group is None else given.get("group"))
+    return (0 if source is None else source) == rank
+
+
+def _report_object(assumption: str, is_assumed: bool) -> None:
+    if is_assumed and ACCELERATOR.on_value is not None:
+        ACCELERATOR.on_value("object", assumption, False)
 
 
 def _others_are_simulated() -> bool:
