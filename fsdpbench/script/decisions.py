@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.utils import rnn
 
 from fsdpbench.base.torch_internals import DisableTorchFunctionSubclass, find
 from fsdpbench.script.interposing import around
@@ -136,9 +137,10 @@ class Decisions:
         return answer, self._guessed or isinstance(tensor, HostPlaceholder) or _came_from_device(tensor)
 
     def reading(self) -> bool:
-        """Return whether a file of the script's own calls the method that calls this."""
+        """Return whether a file of the script's own calls the method that calls this, or torch's for it."""
         frame = _asking()  # behind other wrappers of the same method
-        return frame is not None and self._own_files.has(frame.f_code.co_filename)
+        name = "" if frame is None else frame.f_code.co_filename
+        return name == rnn.__file__ or self._own_files.has(name)
 
 
 class _Tensors:

@@ -46,7 +46,6 @@ from fsdpbench.script.variations import NoEffectError, Varied
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.flops import FlopCount
-from fsdpbench.sim.torch_device.patches.host_access import patch_packed_sequences
 
 _ENDED = {Status.OK: Ended.OK, Status.OOM: Ended.OOM, Status.ERROR: Ended.RAISED}
 _MASTER = ("127.0.0.1", "29500")
@@ -82,7 +81,6 @@ class _Run:
         self.decisions = Decisions(self.own_files)
         self.decisions.follow(self.simulation)
         skip_large_fills()
-        patch_packed_sequences()
         self.recorder: Recorder | None = None
         if self.source.check_ranks:
             self.recorder = start_recording(self.simulation, folder, rank_0, self.own_files)

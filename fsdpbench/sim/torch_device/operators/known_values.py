@@ -95,9 +95,7 @@ def computed(
     stores: dict[int, torch.Tensor] = {}
     assumed = assumed_of(*taken)
     for tensor in taken:
-        record = record_of(tensor.untyped_storage())
-        is_filled = name == "copy_" and args[0] is tensor is not args[1]
-        is_filled = is_filled and record is not None and record.nbytes == tensor.nbytes
+        is_filled = args[0] is tensor and _writes_all(name, *args)
         numbers = torch.zeros(tensor.shape, dtype=tensor.dtype) if is_filled else whole_numbers(tensor)
         if numbers is None or tensor.is_floating_point() or tensor.is_complex():
             return False
@@ -120,6 +118,17 @@ def computed(
         return True
     values = found if isinstance(found, (list, tuple)) else [found]
     return min(_keep(result, value, assumed) for result, value in zip(results, values, strict=True))
+
+
+def _writes_all(name: str, target: torch.Tensor, source: Any, index: Any = None, *rest: Any) -> bool:
+    """Return whether `copy_`, or `scatter_` as in `invert_permutation`, writes all of the target's storage."""
+    record = record_of(target.untyped_storage())
+    if record is None or record.nbytes != target.nbytes or name not in ("copy_", "scatter_"):
+        return False
+    if name == "copy_":
+        return target is not source
+    places = numbers_in(index)
+    return places is not None and places.dim() == 1 and len(places.unique()) == target.numel()
 
 
 def _keep(result: torch.Tensor, value: torch.Tensor, assumed: Assumed) -> bool:

@@ -11,12 +11,9 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FlatParameter
-from torch.nn.utils import rnn
 
 from fsdpbench.base.torch_internals import replace, swap_tensor_impl, tree_leaves
 from fsdpbench.sim.torch_device.accelerator import Accelerator
-from fsdpbench.sim.torch_device.operators.known_values import mark_as_placeholders
-from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.strict.words import legacy_type
 from fsdpbench.sim.torch_device.tensors import is_on_device, pinned_copy
 from fsdpbench.sim.torch_device.tensors import is_pinned as lies_in_pinned_memory
@@ -148,42 +145,3 @@ def _keep_gradients() -> None:
             grad.__set__(self, value)
 
     replace(torch.nn.Parameter, grad=property(read, write))
-
-
-_ORDER = "_sim_host_order"
-
-
-def patch_packed_sequences() -> None:
-    """Make both functions keep the batch's order on the host; once a process, before a script imports them.
-
-    `pack_padded_sequence(enforce_sorted=False)` sorts lengths on the host and sends their order to the
-    device, where it has no values; `pad_packed_sequence` copies it back.
-    """
-    replace(
-        rnn,
-        pack_padded_sequence=passing_to(_packing)(rnn.pack_padded_sequence),
-        pad_packed_sequence=passing_to(_padding)(rnn.pad_packed_sequence),
-    )
-
-
-def _packing(
-    original: Callable[..., Any], input: torch.Tensor, lengths: Any, *args: Any, **kwargs: Any
-) -> Any:
-    packed = original(input, lengths, *args, **kwargs)
-    back = packed.unsorted_indices
-    if back is not None and is_on_device(back):
-        order = torch.as_tensor(lengths, dtype=torch.int64).sort(descending=True).indices
-        setattr(back, _ORDER, rnn.invert_permutation(order))
-    return packed
-
-
-def _padding(original: Callable[..., Any], sequence: Any, *args: Any, **kwargs: Any) -> Any:
-    padded, lengths = original(sequence, *args, **kwargs)
-    back = sequence.unsorted_indices
-    if back is None or not is_on_device(back):
-        return padded, lengths
-    order = getattr(back, _ORDER, None)
-    if order is None:  # made by hand, or moved since
-        return padded, mark_as_placeholders(lengths)
-    longest_first = (sequence.batch_sizes > torch.arange(len(order))[:, None]).sum(1)
-    return padded, longest_first[order]
