@@ -20,12 +20,8 @@ from fsdpbench.script.interposing import around
 _LARGE = 1 << 20
 """Elements from which a tensor stays untouched."""
 _FILLS = ("normal_", "uniform_", "log_normal_", "exponential_", "cauchy_")
-_CONVERSIONS = {
-    "bfloat16": torch.bfloat16,
-    "half": torch.float16,
-    "float": torch.float32,
-    "double": torch.float64,
-}
+_CONVERSIONS = ("bfloat16", "half", "float", "double")
+"""Methods, named as their dtypes."""
 
 
 def skip_large_fills() -> None:
@@ -36,8 +32,8 @@ def skip_large_fills() -> None:
     for name in ("trunc_normal_", "_no_grad_trunc_normal_"):
         if hasattr(init, name):
             around(init, name, _not_filling)
-    for name, dtype in _CONVERSIONS.items():
-        around(kind, name, functools.partial(_not_converting, lambda *_, dtype=dtype: dtype))
+    for name in _CONVERSIONS:
+        around(kind, name, functools.partial(_not_converting, lambda *_, name=name: getattr(torch, name)))
     around(kind, "to", functools.partial(_not_converting, _dtype_of))
 
 

@@ -10,6 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable
+from types import BuiltinFunctionType
 from typing import Any
 
 from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
@@ -19,11 +20,6 @@ _DIVIDING = ("truediv", "floordiv", "mod", "divmod")
 _UNARY = ("neg", "pos", "abs")
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _DECIDING = ("isnan", "isinf", "isfinite", "isclose")
-_COMPUTING = (
-    "exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "pow", "fabs", "tanh", "floor", "ceil", "trunc",
-    "copysign", "fmod", "hypot", "sin", "cos", "tan", "atan", "atan2", "sinh", "cosh", "erf", "erfc",
-    "remainder", "modf", "ldexp", "fsum", "prod", "dist", "cbrt", "exp2", "sumprod", "fma",
-)  # fmt: skip
 _OF_SEQUENCES = ("fsum", "prod", "dist", "sumprod")
 
 
@@ -173,10 +169,8 @@ for _name in ("startswith", "endswith", "isdigit", "isnumeric", "find", "count")
 
 def follow_math() -> None:
     """Let `math`'s functions follow these numbers, and record `isnan` and similar functions."""
-    for name in (*_DECIDING, *_COMPUTING):
-        original = getattr(math, name, None)
-        if original is None:  # of a later Python
-            continue
+    functions = {name: each for name, each in vars(math).items() if isinstance(each, BuiltinFunctionType)}
+    for name, original in functions.items():
         following = _following(original, f"math.{name}" if name in _DECIDING else None)
         setattr(math, name, following)
         stand_in_for_builtin(original, following)

@@ -123,6 +123,11 @@ class Accelerator:
         if not self.started:
             raise SimulationNotStartedError
 
+    def guess(self, operation: str, answer: object) -> None:
+        """Report an answer that only data has."""
+        if self.on_value is not None:
+            self.on_value(operation, answer, False)
+
     def follow(self, observer: Observer) -> None:
         """Report calls to clock and allocator to `observer`."""
         observe(self.timeline, observer)

@@ -110,12 +110,23 @@ class Forms:
             indices = [name for name in others if name in indices] or ["none"]
             others = [name for name in others if name not in indices] or ["none"]
         return form.format(
-            a=first, b=second, c=pick(others), m=pick(masks), i=pick(indices),
-            int=pick(_INTS), float=pick(_FLOATS), any=pick(_WHOLE + _REAL), whole=pick(_WHOLE), real=pick(_REAL),
-            ints=[pick((0, 1, 2, 3, 5)) for _ in range(pick((1, 2, 3, 4, 4, 4)))], size=pick((1, 3, 4, 5)),
-            bools=[pick((True, False)) for _ in range(pick((1, 3, 4)))], shape=pick(_SHAPES), dim=pick((0, -1)),
+            a=first,
+            b=second,
+            c=pick(others),
+            m=pick(masks),
+            i=pick(indices),
+            int=pick(_INTS),
+            float=pick(_FLOATS),
+            any=pick(_WHOLE + _REAL),
+            whole=pick(_WHOLE),
+            real=pick(_REAL),
+            size=pick((1, 3, 4, 5)),
+            shape=pick(_SHAPES),
+            dim=pick((0, -1)),
+            ints=[pick((0, 1, 2, 3, 5)) for _ in range(pick((1, 2, 3, 4, 4, 4)))],
+            bools=[pick((True, False)) for _ in range(pick((1, 3, 4)))],
             floats=[float(pick((0, 1, 2.5, -1))) for _ in range(pick((1, 3, 4)))],
-        )  # fmt: skip
+        )
 
 
 def start(device: str) -> Values:
@@ -238,7 +249,7 @@ def same(wanted: object, found: object) -> bool:
 
 
 class Pair:
-    """A program's names on the CPU and on the simulated device. A line that either refuses changes neither."""
+    """A program's names on the CPU and on the simulated device. A line that either refuses has no effect."""
 
     def __init__(self, reports: Reports) -> None:
         self.host, self.device = start("cpu"), start("sim")

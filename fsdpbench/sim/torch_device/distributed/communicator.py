@@ -65,14 +65,6 @@ class Membership(_ProcessGroup):
         self._name = name
         self._description = "default_pg" if name == "0" else "undefined"
 
-    def rank(self) -> int:
-        """Return the rank in this group."""
-        return self._rank_in_group
-
-    def size(self) -> int:
-        """Return the number of members."""
-        return self._group_size
-
     def name(self) -> str:
         """Return the name of the backend."""
         return self.backend_name
@@ -205,7 +197,7 @@ class Communicator(Membership):
 
     def run(self, what: Collective) -> CollectiveWork:
         """Queue one collective on a stream; a barrier blocks the CPU too."""
-        kind, _, inputs, outputs, opts, members, parts = what
+        kind, _, inputs, outputs, opts, members, _ = what
         accelerator = self._accelerator
         timeline = accelerator.timeline
         if accelerator.backward.is_active:
@@ -216,9 +208,7 @@ class Communicator(Membership):
         start = timeline.cpu
         timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * MEMBER_CPU_NS
         if any(not is_on_device(tensor) for tensor in outputs):  # as through gloo: no device time
-            if accelerator.follows_numbers:
-                for part in parts or (what,):
-                    fill_on_host(part, self._group_size, self._rank_in_group)
+            self._follow(what, fill_on_host if accelerator.follows_numbers else None)
             return CollectiveWork(accelerator, None, outputs)
         own, asynchronous = accelerator.collectives_on_own_streams, _is_asynchronous(opts)
         stream = self._stream_behind_current() if own or asynchronous else accelerator.stream
@@ -229,9 +219,7 @@ class Communicator(Membership):
             accelerator.account.collective(kind, inputs, outputs)
         text = "" if accelerator.trace is None else _inputs_of(kind, inputs, outputs, opts)
         self._queue(stream, what, start, text)
-        if accelerator.known_values:
-            for part in parts or (what,):
-                follow_collective(part, self._group_size, self._rank_in_group)
+        self._follow(what, follow_collective if accelerator.known_values else None)
         if own:
             for tensor in (*inputs, *outputs):
                 use_on_stream(tensor, stream)
@@ -241,6 +229,11 @@ class Communicator(Membership):
         if shelved:
             self._shelve(work)
         return work
+
+    def _follow(self, what: Collective, follow: Callable[[Any, int, int], None] | None) -> None:
+        """Let `follow` compute the known values of each part of a collective."""
+        for part in (what.parts or (what,)) if follow is not None else ():
+            follow(part, self._group_size, self._rank_in_group)
 
     def _shelve(self, work: CollectiveWork) -> None:
         """Hold a work's tensors until it is waited for, or found done when another one is queued."""

@@ -142,9 +142,10 @@ def _one_hot(args: Sequence[Any]) -> tensors.Share | None:
     is_one = not isinstance(value, torch.Tensor) and value == 1
     if not is_one and not (isinstance(value, torch.Tensor) and value.is_floating_point()):
         return None
-    if is_one and ACCELERATOR.on_value is not None:
-        answer = f"balanced: all of {chosen.among} as often; what a capacity drops is not known"
-        ACCELERATOR.on_value("one_hot", answer, False)
+    if is_one:
+        ACCELERATOR.guess(
+            "one_hot", f"balanced: all of {chosen.among} as often; what a capacity drops is not known"
+        )
     return tensors.Share(min(Fraction(1), Fraction(index.numel(), target.numel())), is_one)
 
 

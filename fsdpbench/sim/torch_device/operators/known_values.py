@@ -121,7 +121,7 @@ def computed(
 
 
 def _writes_all(name: str, target: torch.Tensor, source: Any, index: Any = None, *rest: Any) -> bool:
-    """Return whether `copy_`, or `scatter_` as in `invert_permutation`, writes all of the target's storage."""
+    """Return whether `copy_`, or `scatter_` as in `invert_permutation`, writes the target's whole storage."""
     record = record_of(target.untyped_storage())
     if record is None or record.nbytes != target.nbytes or name not in ("copy_", "scatter_"):
         return False

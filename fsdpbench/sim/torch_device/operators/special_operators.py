@@ -74,7 +74,8 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     known = choice_of(mask)
     assumed = assumed_of(mask)
     if isinstance(known, Share) or assumed:
-        _report_length("torch.nonzero", f"{rows} of {mask.numel()}", is_balanced=isinstance(known, Share))
+        reason = "balanced" if isinstance(known, Share) else "assumed"
+        ACCELERATOR.guess("torch.nonzero", f"{reason}: {rows} of {mask.numel()}")
     count = torch.count_nonzero(mask)
     ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=count)
     nbytes = rows * mask.dim() * _INDEX.itemsize
@@ -89,11 +90,6 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     elif mask.dim() == 1 and rows == mask.numel():
         mark(places, Listed(torch.arange(rows), assumed))
     return places
-
-
-def _report_length(operation: str, length: str, *, is_balanced: bool) -> None:
-    if ACCELERATOR.on_value is not None:
-        ACCELERATOR.on_value(operation, f"{'balanced' if is_balanced else 'assumed'}: {length}", False)
 
 
 def masked_select(operator: Any, by_shape: Kernel, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -410,8 +406,7 @@ def _counted(
     if ACCELERATOR.follows_numbers and weights is None and bins and values.numel() % bins == 0:
         each = values.numel() // bins
         learn(result, each, assumed=tensors.Assumed.GUESS)
-        if ACCELERATOR.on_value is not None:
-            ACCELERATOR.on_value(f"torch.{name}", f"balanced: {each} in each of {bins} bins", False)
+        ACCELERATOR.guess(f"torch.{name}", f"balanced: {each} in each of {bins} bins")
     return result
 
 
@@ -430,7 +425,7 @@ def _repeated(
             raise data_dependent(operator)
         output_size = int(placed(numbers, repeats).sum())
         if assumed_of(repeats):
-            _report_length("torch.repeat_interleave", str(output_size), is_balanced=False)
+            ACCELERATOR.guess("torch.repeat_interleave", f"assumed: {output_size}")
     result: torch.Tensor = by_shape(repeats, *args, output_size=output_size, **kwargs)
     return result
 

@@ -422,12 +422,14 @@ def _all_alike(given: Mapping[str, Any]) -> None:
     gathered = given.get("object_list", given.get("object_gather_list"))
     if gathered is not None:
         gathered[:] = [given["obj"]] * len(gathered)
-        _report_object(f"all {len(gathered)} ranks' objects are this rank's", len(gathered) > 1)
+        if len(gathered) > 1:
+            ACCELERATOR.guess("object", f"all {len(gathered)} ranks' objects are this rank's")
 
 
 def _as_if_sent(given: Mapping[str, Any]) -> None:
     """Leave the objects as they are: those that this rank sends, or what another one is taken to send."""
-    _report_object("another rank's objects are this rank's", not _is_source(given))
+    if not _is_source(given):
+        ACCELERATOR.guess("object", "another rank's objects are this rank's")
 
 
 def _first_for_this_rank(given: Mapping[str, Any]) -> None:
@@ -443,11 +445,6 @@ def _is_source(given: Mapping[str, Any]) -> bool:
     source = given.get("src", 0) if of_group is None else of_group
     rank = dist.get_rank(None if of_group is None else given.get("group"))
     return (0 if source is None else source) == rank
-
-
-def _report_object(assumption: str, is_assumed: bool) -> None:
-    if is_assumed and ACCELERATOR.on_value is not None:
-        ACCELERATOR.on_value("object", assumption, False)
 
 
 def _others_are_simulated() -> bool:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 
 Arguments = dict[str, Any]
-# c10's names of dtypes, and C++'s; errors use either.
-_SCALAR_TYPES = {
-    torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
-    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
-    torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
-}  # fmt: skip
+# C++'s names of dtypes; errors use these, or c10's (`name_of`).
 _CPP_TYPES = {
     torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half",
     torch.bfloat16: "c10::BFloat16", torch.int64: "long int", torch.int32: "int", torch.int16: "short int",
@@ -50,9 +46,10 @@ def scalar_type(tensor: torch.Tensor) -> str:
     return name_of(tensor.dtype)
 
 
+@cache
 def name_of(dtype: torch.dtype) -> str:
     """Return `Float`, `BFloat16`, ..."""
-    return _SCALAR_TYPES.get(dtype) or str(dtype).removeprefix("torch.").capitalize()
+    return torch.empty(0, dtype=dtype, device="cpu").type().removeprefix("torch.").removesuffix("Tensor")
 
 
 def cpp_type(tensor: torch.Tensor) -> str:
