@@ -10,7 +10,9 @@ dtype: parameters are cast before each forward.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,11 +29,12 @@ from fsdpbench.script.interposing import replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import keep
-from fsdpbench.script.real_ranks.watching import Watch
+from fsdpbench.script.real_ranks.watching import NotComparedError, Watch
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """What FSDP1's mixed precision leaves alone."""
+_LOSSY = re.compile(r"torch\.distributed\.algorithms\..*\.(?!default_hooks|debugging_hooks)\w+_hooks?")
 
 
 class Reference(Watch):
@@ -45,6 +48,7 @@ class Reference(Watch):
         self.moves, self._generator = 0.0, torch.Generator().manual_seed(rank)
         self._parameters: dict[str, nn.Parameter] = {}
         self._aliases: dict[str, str] = {}
+        self._sums: list[float] = []
 
     def begin(self) -> None:
         """Take the weights of the sharded run; keep what this run's optimizer made of the last ones."""
@@ -69,6 +73,7 @@ class Reference(Watch):
         self._find()
         own = {name: each for name, each in self._parameters.items() if each.requires_grad}
         before = {name: each.grad for name, each in own.items()}
+        self._forget(before)
         for each in own.values():
             each.grad = None
         run()
@@ -86,7 +91,8 @@ class Reference(Watch):
                 if name in record.mean:
                     total, size = record.mean[name] + total, record.bound[name] + size
                 record.mean[name], record.bound[name] = total, size
-                record.low = max(record.low, torch.finfo(each.dtype).eps)
+                eps = torch.finfo(each.dtype).eps
+                record.low, record.computes = max(record.low, eps), max(record.computes, eps)
                 each.grad = total.to(each.dtype)
             else:
                 each.grad = before[name]
@@ -95,6 +101,22 @@ class Reference(Watch):
         record.aliases = self._aliases
         record.low = max([record.low, *_reduces])
         record.computes = max([record.computes, *_computes])
+
+    def _forget(self, before: Mapping[str, torch.Tensor | None]) -> None:
+        """Begin again where a script throws gradients away: of a first backward that warms up, or of other
+        weights (sharpness-aware steps)."""
+        sums = [float(each.detach().double().sum()) for each in self._parameters.values()]
+        moved, self._sums = sums != self._sums, sums
+        if (moved or not self.count) and not any(each is not None and each.any() for each in before.values()):
+            self.record.mean, self.record.bound, self.record.local = {}, {}, []
+
+    def is_joint(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, **others: Any) -> bool:
+        """Return whether a script whose gradients are to be added would add joint ones, alone or in a row."""
+        found = [each.grad for each in self._parameters.values() if each.grad is not None]
+        first = [each.detach().reshape(-1)[:1].to(tensor.dtype) for each in found]
+        same = any(each.data_ptr() == tensor.data_ptr() for each in found)
+        same |= any(bool(each) and torch.equal(each, tensor.detach().reshape(-1)[:1]) for each in first)
+        return self._scale == 1 and same and op == dist.ReduceOp.SUM
 
     def stepping(self) -> None:
         """Let the optimizer read the gradients that the sharded run's read, unless that reduces them."""
@@ -203,7 +225,7 @@ class _Plain(fsdp.FSDPModule):
 class _Unsharded(nn.Module):
     """A module that FSDP1 was to wrap."""
 
-    casts_buffers = synchronises = False
+    casts_buffers = False
     _precision: _Precision | None = None
 
     def __init__(self, module: nn.Module, *args: Any, mixed_precision: Any = None, **kwargs: Any) -> None:
@@ -211,9 +233,8 @@ class _Unsharded(nn.Module):
         self.module = module
         self.register_load_state_dict_pre_hook(_within)
         _materialise(module, kwargs.get("param_init_fn"))
-        if kwargs.get("sync_module_states", kwargs.get("init_sync", self.synchronises)):
-            for buffer in module.buffers():  # weights come from the sharded run
-                dist.broadcast(buffer.detach(), 0)
+        if kwargs.get("sync_module_states"):
+            _send_buffers(module)
         for each in self.fsdp_modules(module):
             if each._precision is not None:
                 each._precision.inputs = each._precision.below  # it is no root
@@ -252,8 +273,14 @@ class _Unsharded(nn.Module):
         return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     no_sync = join = state_dict_type = summon_full_params = staticmethod(_unchanged)
-    register_comm_hook = set_state_dict_type = staticmethod(_nothing)
-    _set_params_and_buffers_to_ignore_for_model = staticmethod(_nothing)
+    set_state_dict_type = staticmethod(_nothing)
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Do without the hook. Raises `NotComparedError` for torch's hooks that lose parts of gradients, also
+        inside of one that casts."""
+        inside = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+        if any(_LOSSY.fullmatch(getattr(each, "__module__", None) or "") for each in (hook, *inside)):
+            raise NotComparedError("a communication hook that loses parts of gradients")
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[_Unsharded]:
@@ -267,9 +294,53 @@ class _Unsharded(nn.Module):
 
 
 class _Replica(_Unsharded):
-    """A module that DDP was to wrap."""
+    """A module that DDP was to wrap. Rank 0 sends its buffers before a forward as there: unless the forward
+    before was without gradients or in `no_sync()`."""
 
-    synchronises = True
+    require_backward_grad_sync = _synchronised = True
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        given = _OF_DDP.bind(module, *args, **kwargs).arguments
+        super().__init__(module, mixed_precision=given.get("mixed_precision"))
+        mesh, forward = given.get("device_mesh"), given.get("forward_sync_buffers")
+        self._group = given.get("process_group") if mesh is None else mesh.get_group()
+        self.broadcast_buffers = given.get("broadcast_buffers") is not False if forward is None else forward
+        if given.get("init_sync", True) and (self.broadcast_buffers or forward is not None):
+            _send_buffers(module, self._group)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        if self.broadcast_buffers and self._synchronised:
+            _send_buffers(self.module, self._group)
+        found = self.module(*args, **kwargs)
+        self._synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
+        return found
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Send no buffers before the forwards that follow one in here."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    _set_params_and_buffers_to_ignore_for_model = staticmethod(
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    )
+
+
+_OF_DDP = inspect.signature(DistributedDataParallel)
+
+
+def _send_buffers(module: nn.Module, group: Any = None) -> None:
+    """Send a module's buffers from the first rank of `group`, without those that DDP is to ignore."""
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    for name, buffer in module.named_buffers():
+        if name not in ignored:
+            dense = buffer.data.clone(memory_format=torch.contiguous_format)
+            dist.broadcast(dense, group=group, group_src=0)
+            buffer.data.copy_(dense)
 
 
 def _within(module: nn.Module, state: Any, prefix: str, *others: Any) -> None:

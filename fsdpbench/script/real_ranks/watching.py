@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import parallel
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -25,7 +27,7 @@ from fsdpbench.script.real_ranks.loss_divisors import Divided, divided
 from fsdpbench.script.real_ranks.pieces import Held, Piece, held_parameters, keep
 from fsdpbench.script.steps import MeasuredAllError
 
-_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 _EXCHANGES = ("all_to_all", "all_to_all_single")
 
 
@@ -62,12 +64,14 @@ class StepRecord:
     low: float = 0.0
     """The machine epsilon of the coarsest dtype in which gradients are reduced or kept."""
     computes: float = 0.0
-    """That of the coarsest dtype in which layers compute, where it is not the parameters'."""
+    """That of the coarsest dtype in which layers compute."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     reduces: bool = False
     """Whether an optimizer has called a reduction in its step, so far."""
     splits: bool = False
     """Whether the script itself called an all-to-all in a backward, or a reduction among some ranks."""
+    grouped: bool = False
+    """Whether the script has process groups of some ranks, or a mesh of several dimensions."""
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -99,7 +103,8 @@ class Watch:
         self._frozen: Mapping[str, Held] = {}
         self._stepping = self._reduces = False
         for name in (*_REDUCTIONS, *_EXCHANGES):
-            around(dist, name, self._calling)
+            if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
+                around(dist, name, self._calling)
         around(torch.autograd, "backward", self._around_backward)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
@@ -115,6 +120,10 @@ class Watch:
         """Run a backward, and record the gradients after it."""
         run()
         self.record.held = self.held()
+
+    def is_joint(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, **others: Any) -> bool:
+        """Return whether what the script would reduce is that of all ranks already."""
+        return False
 
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter."""
@@ -137,6 +146,12 @@ class Watch:
 
     def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._reduces |= self._stepping
+        given = args[0] if args else kwargs.get("tensor", kwargs.get("output"))
+        if self.record.losses and isinstance(given, torch.Tensor) and given.is_floating_point():
+            if given.numel() > 1:  # a gradient
+                self.record.low = max(self.record.low, torch.finfo(given.dtype).eps)
+            if original.__name__ == "all_reduce" and self.is_joint(given, *args[1:2], **kwargs):
+                return SimpleNamespace(wait=lambda: None)
         part = kwargs.get("group") is not None and kwargs["group"].size() < dist.get_world_size()
         if self._depth and (part or original.__name__ in _EXCHANGES):
             self.record.splits |= self._own_files.has(sys._getframe(2).f_code.co_filename)
@@ -245,13 +260,26 @@ class ShardedWatch(Watch):
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int) -> None:
         from fsdpbench.script.observed.calls import Calls
 
+        self._grouped = False
         around(parallel, "parallelize_module", _refusing)
+        around(dist, "new_group", self._grouping)
+        around(DeviceMesh, "__init__", self._meshing)
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
         super().__init__(own_files, folder, rank, steps)
 
+    def _grouping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        ranks = args[0] if args else kwargs.get("ranks")
+        self._grouped |= ranks is not None and len(ranks) < dist.get_world_size()
+        return original(*args, **kwargs)
+
+    def _meshing(self, original: Callable[..., Any], mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+        original(mesh, *args, **kwargs)
+        self._grouped |= mesh.ndim > 1
+
     def begin(self) -> None:
         """Keep what is frozen as it is here: a forward may change it (a moving average)."""
+        self.record.grouped = self._grouped
         self._frozen = {name: each for name, each in self.held().items() if not each.trains}
 
     def wrapping(self) -> Mapping[str, Wrapping]:
