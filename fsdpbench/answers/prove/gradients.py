@@ -193,12 +193,16 @@ class _Step:
         """Return the gradient that the sharded run's optimizers read."""
         return whole((rank.clipped or {}).get(name) for rank in self.sharded)
 
-    def read_gradients(self, name: str) -> list[Piece]:
+    def read_gradients(self, name: str, factor: float) -> list[Piece]:
         """Return the gradients that the optimizers read, by rank, without the factor of clipping."""
         found = [(rank.clipped or {}).get(name) for rank in self.sharded]
-        return [
-            replace(each, values=each.values.double() / self.factor) for each in found if each is not None
-        ]
+        return [replace(each, values=each.values.double() / factor) for each in found if each is not None]
+
+    def compensates(self, name: str) -> bool:
+        """Return whether a gradient is right because the script multiplies it after backward, as with the
+        ranks that FSDP divides by."""
+        pieces = self.read_gradients(name, 1.0) if self.factor > 1.5 else []
+        return len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
 
     @cached_property
     def factor(self) -> float:
@@ -238,7 +242,9 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
         return f"no gradient {some}" if float(known.bound.norm()) > 0 else ""
     if step.reduces or is_right(present, known) or not bool(torch.isfinite(known.mean).all()):
         return ""
-    later = step.read_gradients(name)
+    if step.compensates(name):
+        return ""
+    later = step.read_gradients(name, step.factor)
     if len(later) == len(pieces) and not _alike(later, present):
         if is_right(later, known):  # reduced by the script itself
             return f"gradient {step.excess}" if step.excess else ""
@@ -316,7 +322,7 @@ def _clipping(step: _Step) -> _Faults:
     share = step.share + NOISE * max(map(float, loud), default=0.0)
     for name in step.mean if not step.reduces else ():
         got, right = step.read(name), (step.first.clipped or {}).get(name)
-        if got is None or right is None:
+        if got is None or right is None or step.compensates(name):
             continue
         expected = right.values.double().reshape(got.values.shape)
         error, size = float((got.values.double() - expected).norm()), float(expected.norm())

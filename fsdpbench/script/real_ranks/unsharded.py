@@ -99,7 +99,6 @@ class Reference(Watch):
         record.local.append(local)
         record.held = self.held()
         record.aliases = self._aliases
-        record.low = max([record.low, *_reduces])
         record.computes = max([record.computes, *_computes])
 
     def _forget(self, before: Mapping[str, torch.Tensor | None]) -> None:
@@ -112,11 +111,12 @@ class Reference(Watch):
 
     def is_joint(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, **others: Any) -> bool:
         """Return whether a script whose gradients are to be added would add joint ones, alone or in a row."""
+        if self._scale != 1 or op != dist.ReduceOp.SUM:
+            return False
         found = [each.grad for each in self._parameters.values() if each.grad is not None]
-        first = [each.detach().reshape(-1)[:1].to(tensor.dtype) for each in found]
-        same = any(each.data_ptr() == tensor.data_ptr() for each in found)
-        same |= any(bool(each) and torch.equal(each, tensor.detach().reshape(-1)[:1]) for each in first)
-        return self._scale == 1 and same and op == dist.ReduceOp.SUM
+        first = [each.detach().reshape(-1)[:1].to(tensor.dtype) for each in found if each.numel()]
+        same = any(bool(each) and torch.equal(each, tensor.detach().reshape(-1)[:1]) for each in first)
+        return same or any(each.data_ptr() == tensor.data_ptr() for each in found)
 
     def stepping(self) -> None:
         """Let the optimizer read the gradients that the sharded run's read, unless that reduces them."""
@@ -165,9 +165,8 @@ def _sum(tensor: torch.Tensor) -> None:
 
 # ------------------------------------------------------------------------------------------------- wrappers
 
-_reduces: list[float] = []
 _computes: list[float] = []
-"""Machine epsilons of the dtypes in which units reduce, and compute."""
+"""Machine epsilons of the dtypes in which units compute."""
 
 
 def leave_out_wrappers(casts_buffers: bool) -> None:
@@ -202,7 +201,7 @@ def _fully_shard(module: Any, *, mp_policy: Any = None, **kwargs: Any) -> Any:
         each.__class__ = type(f"FSDP{kind.__name__}", (_Plain, kind), {})
         if mp_policy is not None:
             inputs = mp_policy.param_dtype if mp_policy.cast_forward_inputs else None
-            _Precision(each, mp_policy.param_dtype, mp_policy.reduce_dtype, inputs, mp_policy.output_dtype)
+            _Precision(each, mp_policy.param_dtype, inputs, mp_policy.output_dtype)
     return module
 
 
@@ -243,7 +242,7 @@ class _Unsharded(nn.Module):
             own = any(True for each in _of_unit(module) for _ in each.parameters(recurse=False))
             flags = mixed_precision.cast_root_forward_inputs, mixed_precision.cast_forward_inputs
             root, below = (kind if own and flag else None for flag in flags)
-            self._precision = _Precision(module, kind, mixed_precision.reduce_dtype, root or below, None)
+            self._precision = _Precision(module, kind, root or below, None)
             self._precision.below = below
             if self.casts_buffers:
                 self._cast_buffers(mixed_precision.buffer_dtype)
@@ -367,11 +366,10 @@ class _Precision:
 
     below: Any = None  # the dtype of `inputs` inside of another unit
 
-    def __init__(self, module: nn.Module, kind: Any, reduce: Any, inputs: Any, output: Any) -> None:
+    def __init__(self, module: nn.Module, kind: Any, inputs: Any, output: Any) -> None:
         self._kind, self.inputs, self._output = kind, inputs, output
-        for each, known in ((kind, _computes), (reduce or kind, _reduces)):
-            if each is not None:
-                known.append(torch.finfo(each).eps)
+        if kind is not None:
+            _computes.append(torch.finfo(kind).eps)
         module.register_forward_pre_hook(self._before, with_kwargs=True)
         module.register_forward_hook(self._after)
 

@@ -7,7 +7,7 @@ import hashlib
 import random
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,7 +100,7 @@ class Watch:
         self._leading: torch.optim.Optimizer | None = None
         self._depth = self._since = 0  # backwards that run; those since the last forward
         self._begins, self._steps = True, False
-        self._frozen: Mapping[str, Held] = {}
+        self._begun: Mapping[str, Held] = {}
         self._stepping = self._reduces = False
         for name in (*_REDUCTIONS, *_EXCHANGES):
             if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
@@ -224,7 +224,10 @@ class Watch:
             raise NotComparedError("an optimizer whose forward follows another's step")
         self._steps = True
         held = self.held()
-        self.record.held = {**(self.record.held or held), **self._frozen}
+        self.record.held = {
+            name: replace(each, weight=self._begun.get(name, each).weight)
+            for name, each in (self.record.held or held).items()
+        }
         self.record.clipped = {name: each.gradient for name, each in held.items()}
         known = self._optimized()
         self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
@@ -278,9 +281,8 @@ class ShardedWatch(Watch):
         self._grouped |= mesh.ndim > 1
 
     def begin(self) -> None:
-        """Keep what is frozen as it is here: a forward may change it (a moving average)."""
-        self.record.grouped = self._grouped
-        self._frozen = {name: each for name, each in self.held().items() if not each.trains}
+        """Keep weights as they are here: forwards, and what is between them, may change them."""
+        self.record.grouped, self._begun = self._grouped, self.held()
 
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""
