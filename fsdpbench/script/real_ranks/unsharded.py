@@ -111,12 +111,13 @@ class Reference(Watch):
 
     def is_joint(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, **others: Any) -> bool:
         """Return whether a script whose gradients are to be added would add joint ones, alone or in a row."""
-        if self._scale != 1 or op != dist.ReduceOp.SUM:
-            return False
-        found = [each.grad for each in self._parameters.values() if each.grad is not None]
-        first = [each.detach().reshape(-1)[:1].to(tensor.dtype) for each in found if each.numel()]
-        same = any(bool(each) and torch.equal(each, tensor.detach().reshape(-1)[:1]) for each in first)
-        return same or any(each.data_ptr() == tensor.data_ptr() for each in found)
+        first = tensor.detach().reshape(-1)[:1]
+        return (self._scale, op) == (1, dist.ReduceOp.SUM) and any(
+            each.data_ptr() == tensor.data_ptr()
+            or (bool(first) and torch.equal(each.detach().reshape(-1)[:1].to(first.dtype), first))
+            for each in (parameter.grad for parameter in self._parameters.values())
+            if each is not None
+        )
 
     def stepping(self) -> None:
         """Let the optimizer read the gradients that the sharded run's read, unless that reduces them."""
@@ -315,18 +316,11 @@ class _Replica(_Unsharded):
         self._synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
         return found
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Send no buffers before the forwards that follow one in here."""
-        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
-        try:
-            yield
-        finally:
-            self.require_backward_grad_sync = before
+    no_sync = DistributedDataParallel.no_sync  # sets require_backward_grad_sync
 
-    _set_params_and_buffers_to_ignore_for_model = staticmethod(
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    )
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(module: Any, names: Any) -> None:
+        module._ddp_params_and_buffers_to_ignore = names
 
 
 _OF_DDP = inspect.signature(DistributedDataParallel)

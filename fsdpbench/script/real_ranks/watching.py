@@ -147,7 +147,12 @@ class Watch:
     def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._reduces |= self._stepping
         given = args[0] if args else kwargs.get("tensor", kwargs.get("output"))
-        if self.record.losses and isinstance(given, torch.Tensor) and given.is_floating_point():
+        if (
+            isinstance(given, torch.Tensor)
+            and given.is_floating_point()
+            and given.numel()
+            and self.record.losses
+        ):
             if given.numel() > 1:  # a gradient
                 self.record.low = max(self.record.low, torch.finfo(given.dtype).eps)
             if original.__name__ == "all_reduce" and self.is_joint(given, *args[1:2], **kwargs):
