@@ -216,17 +216,9 @@ class _Step:
                 return _ratio(after.values, before.values) or 1.0
         name = max(self.mean, key=lambda each: float(self.mean[each].norm()))
         read = (self.first.clipped or {}).get(name)
-        return (_ratio(read.values, self.mean[name]) if read is not None else 1.0) or 1.0
-
-    @cached_property
-    def excess(self) -> str:
-        """Return what is wrong with gradients of a mean that the script reduces, and makes larger than it."""
+        ratio = _ratio(read.values, self.mean[name]) if read is not None else 1.0
         is_mean = any(term.count > 1 for each in self.first.divided for term in each.terms.values())
-        ranks = len(self.sharded) if is_mean else 0
-        sizes = [
-            each for each in range(2, ranks + 1) if ranks % each == 0 and abs(self.factor / each - 1) < 0.01
-        ]
-        return f"{sizes[0]} times as large as the mean of all ranks: added, and not divided" if sizes else ""
+        return 1.0 if is_mean and self.scale < 1 < ratio / 1.5 else ratio or 1.0  # a mean is not to grow
 
     def wrapping(self, name: str) -> Wrapping:
         """Return the line that wrapped a parameter; without one, the line of the step."""
@@ -246,8 +238,8 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
         return ""
     later = step.read_gradients(name, step.factor)
     if len(later) == len(pieces) and not _alike(later, present):
-        if is_right(later, known):  # reduced by the script itself
-            return f"gradient {step.excess}" if step.excess else ""
+        if is_right(later, known):
+            return ""  # reduced by the script itself
         present = later
     what = explain(present, known, None if before is None else before.gradients(name))
     what = what or _unlike(step, before, name, distance_of(present, known))

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdpbench.base.torch_internals import tree_map_only
 from fsdpbench.script.cuda.refusals import Replacements
-from fsdpbench.script.interposing import replace_fully_shard
+from fsdpbench.script.interposing import around, replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import keep
@@ -49,6 +49,7 @@ class Reference(Watch):
         self._parameters: dict[str, nn.Parameter] = {}
         self._aliases: dict[str, str] = {}
         self._sums: list[float] = []
+        around(dist, "all_reduce", self._adding)
 
     def begin(self) -> None:
         """Take the weights of the sharded run; keep what this run's optimizer made of the last ones."""
@@ -109,15 +110,18 @@ class Reference(Watch):
         if (moved or not self.count) and not any(each is not None and each.any() for each in before.values()):
             self.record.mean, self.record.bound, self.record.local = {}, {}, []
 
-    def is_joint(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, **others: Any) -> bool:
-        """Return whether a script whose gradients are to be added would add joint ones, alone or in a row."""
-        first = tensor.detach().reshape(-1)[:1]
-        return (self._scale, op) == (1, dist.ReduceOp.SUM) and any(
-            each.data_ptr() == tensor.data_ptr()
-            or (bool(first) and torch.equal(each.detach().reshape(-1)[:1].to(first.dtype), first))
-            for each in (parameter.grad for parameter in self._parameters.values())
-            if each is not None
-        )
+    def _adding(self, original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Leave joint gradients as they are, alone or in a row, where a script whose gradients are added adds
+        them itself."""
+        first, sums = tensor.detach().reshape(-1)[:1], (*args[:1], kwargs.get("op"), dist.ReduceOp.SUM)
+        joint = self._scale == 1 and next(filter(None, sums)) == dist.ReduceOp.SUM and self.record.losses
+        for each in (parameter.grad for parameter in self._parameters.values() if joint):
+            if each is not None and (
+                each.data_ptr() == tensor.data_ptr()
+                or (any(first) and torch.equal(each.detach().reshape(-1)[:1].to(first.dtype), first))
+            ):
+                return _nothing()
+        return original(tensor, *args, **kwargs)
 
     def stepping(self) -> None:
         """Let the optimizer read the gradients that the sharded run's read, unless that reduces them."""

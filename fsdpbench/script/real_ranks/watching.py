@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -121,10 +120,6 @@ class Watch:
         run()
         self.record.held = self.held()
 
-    def is_joint(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, **others: Any) -> bool:
-        """Return whether what the script would reduce is that of all ranks already."""
-        return False
-
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter."""
         return {}
@@ -146,17 +141,12 @@ class Watch:
 
     def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._reduces |= self._stepping
-        given = args[0] if args else kwargs.get("tensor", kwargs.get("output"))
         if (
-            isinstance(given, torch.Tensor)
-            and given.is_floating_point()
-            and given.numel()
-            and self.record.losses
-        ):
-            if given.numel() > 1:  # a gradient
-                self.record.low = max(self.record.low, torch.finfo(given.dtype).eps)
-            if original.__name__ == "all_reduce" and self.is_joint(given, *args[1:2], **kwargs):
-                return SimpleNamespace(wait=lambda: None)
+            self.record.losses and original.__name__ in _REDUCTIONS
+        ):  # of gradients, which are not single numbers
+            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+            kinds = {each.dtype for each in tensors if each.numel() > 1 and each.is_floating_point()}
+            self.record.low = max([self.record.low, *(torch.finfo(kind).eps for kind in kinds)])
         part = kwargs.get("group") is not None and kwargs["group"].size() < dist.get_world_size()
         if self._depth and (part or original.__name__ in _EXCHANGES):
             self.record.splits |= self._own_files.has(sys._getframe(2).f_code.co_filename)
