@@ -168,8 +168,6 @@ def _sum(tensor: torch.Tensor) -> None:
         _all_reduce(tensor)
 
 
-# ------------------------------------------------------------------------------------------------- wrappers
-
 _computes: list[float] = []
 """Machine epsilons of the dtypes in which units compute."""
 

@@ -110,8 +110,6 @@ class Watch:
         register_optimizer_step_post_hook(self._after_step)
         register_module_forward_pre_hook(self._forward)
 
-    # ------------------------------------------------------------------------------------------ for both runs
-
     def begin(self) -> None:
         """Do what belongs before the first forward of a step."""
 
@@ -127,8 +125,6 @@ class Watch:
     def held(self) -> dict[str, Held]:
         """Return this rank's parameters."""
         return held_parameters(frozenset(self._optimized()))
-
-    # ------------------------------------------------------------------------------------------------- hooks
 
     def _making(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
