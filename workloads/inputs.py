@@ -93,9 +93,6 @@ class Feed:
         return torch.empty(shape, dtype=dtype, device="cpu") if self.device.type == "sim" else values()
 
 
-# ------------------------------------------------------------------------------------------------- tokens
-
-
 def token_batches(feed: Feed, *, vocab: int, seq: int) -> Iterator[Batch]:
     """Yield (inputs, targets) without end, int64 of [batch, seq]; targets are the inputs one token later.
 
@@ -167,9 +164,6 @@ class ByteWindows(Dataset[tuple[Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor]:
         start = index * self._stride
         return (self._bytes[start : start + self._length],)
-
-
-# ------------------------------------------------------------------------------------------------- images
 
 
 def image_batches(feed: Feed, *, image: int, classes: int) -> Iterator[Batch]:
@@ -281,9 +275,6 @@ def _pillow() -> Any:
     return Image
 
 
-# ------------------------------------------------------------------------------------------------- clicks
-
-
 def click_batches(feed: Feed, *, numbers: int, features: int, rows: int) -> Iterator[Batch]:
     """Yield (numbers, ids, labels) without end: float32 of [batch, numbers], int64 of [batch, features] below
     `rows`, and float32 of [batch] that are 0 or 1.
@@ -359,9 +350,6 @@ class ClickLog(Dataset[tuple[Tensor, Tensor, Tensor]]):
             torch.tensor(ids, dtype=torch.int64, device="cpu"),
             torch.tensor(label, dtype=torch.float32, device="cpu"),
         )
-
-
-# -------------------------------------------------------------------------------------------------- disk
 
 
 class RankShare(Sampler[int]):

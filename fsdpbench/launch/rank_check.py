@@ -83,9 +83,6 @@ class _End:
     took_s: float
 
 
-# -------------------------------------------------------------------------------------------------- processes
-
-
 def _run_all(config: Config, folder: Path, ranks: Sequence[int], deadline: float) -> dict[int, _End]:
     """Run these ranks until they end, or the deadline is there."""
     fork = multiprocessing.get_context("fork")
@@ -143,9 +140,6 @@ def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-# --------------------------------------------------------------------------------------------------- verdicts
 
 
 def _outcome_of_rank_0(config: Config, folder: Path, end: _End) -> Outcome:

@@ -78,8 +78,6 @@ class Steps:
         self.work: dict[str, float] = {}  # RankRecord.step_work
         self._slow: list[Marker] = []
 
-    # --------------------------------------------------------------------------------------- the script runs
-
     def begin(self) -> None:
         """Note that training may begin now: an optimizer was made."""
         if not self.count:
@@ -158,8 +156,6 @@ class Steps:
             self._mark()
             self._take_memory()
             self._take_flops()
-
-    # ----------------------------------------------------------------------------------- the script has ended
 
     def finish(self) -> None:
         """Close the trace, let the device finish: the script has ended, maybe before all was measured."""

@@ -136,8 +136,6 @@ def _both(x: Tensor, stochastic: bool) -> tuple[Blocks, Blocks]:
     return Blocks(data, scales, whole[0]), Blocks(turned, turned_scales, whole[1])
 
 
-# ------------------------------------------------------------------------------------------------- casts
-
 MX_BLOCK, NV_BLOCK = 32, 16
 _E4M3_MAX, _E2M1_MAX = 448.0, 6.0
 _LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -229,9 +227,6 @@ def _padded(scales: Tensor) -> Tensor:
     padded = torch.zeros(_tiles(*scales.shape), dtype=torch.uint8)
     padded[: scales.shape[0], : scales.shape[1]] = scales.view(torch.uint8)
     return padded.view(scales.dtype)
-
-
-# ---------------------------------------------------------------------------------------- the operators
 
 
 def _nvfp4_both(

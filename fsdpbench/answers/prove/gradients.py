@@ -10,7 +10,16 @@ from functools import cached_property
 
 import torch
 
-from fsdpbench.answers.prove.matching import NOISE, Known, cut, distance_of, explain, is_right, tolerance
+from fsdpbench.answers.prove.matching import (
+    NOISE,
+    Known,
+    cut,
+    distance_of,
+    explain,
+    is_right,
+    reduction,
+    tolerance,
+)
 from fsdpbench.answers.prove.real_runs import Pair
 from fsdpbench.answers.prove.verdict import shown
 from fsdpbench.base.errors import CannotJudgeError
@@ -32,7 +41,7 @@ _SIZE = re.compile(r"\d\S{0,40}(?= times)")
 class Compared:
     """`trained` parameters, those that were `compared`, those with a finding, and the findings: the fault
     that parameters share, the step, and the script's line that wrapped them. Faults of `hidden` ones would
-    look like rounding; `epsilon`: the coarsest dtype's (float32: 1.2e-7)."""
+    look like rounding; `epsilon`: of the coarsest dtype of layers (float32: 1.2e-7)."""
 
     trained: set[str] = field(default_factory=set)
     compared: set[str] = field(default_factory=set)
@@ -80,7 +89,7 @@ def compare(pair: Pair) -> Compared:
     if not steps:
         raise CannotJudgeError("the runs with and without sharding have no step in common")
     found.trained = {name for step in steps for name in step.mean}
-    found.epsilon = max(max(step.first.low, step.first.computes) for step in steps)
+    found.epsilon = max(step.first.computes for step in steps)
     noise = _noise(steps, pair)
     weights = weights_of(rank.held for rank in steps[0].sharded)
     apart = "ranks begin with different weights"
@@ -88,10 +97,9 @@ def compare(pair: Pair) -> Compared:
     if found.findings:
         steps[0].require_whole_model()
         return found
-    read = [{rank.inputs for rank in step.sharded} for step in steps]
-    if pair.sharded.ranks > 1 and all(len(each) == 1 and each != {""} for each in read):
+    if which := _readers_of_the_same(steps):
         loader = steps[0].sharded[0].loader or steps[0].sharded[0].place
-        found.findings.append(("all ranks read the same data in every step", [""], 0, Wrapping(loader)))
+        found.findings.append((f"{which} read the same data in every step", [""], 0, Wrapping(loader)))
     for step in steps:
         if means := uneven(each for rank in step.sharded for each in rank.divided):
             line, sizes = means
@@ -115,6 +123,19 @@ def compare(pair: Pair) -> Compared:
     return found
 
 
+def _readers_of_the_same(steps: Sequence[_Step]) -> str:
+    """Return which ranks read the same data in every step and have the same losses, empty if none do. Some of
+    them may where a mesh or groups could split the model."""
+    alike: dict[str, list[int]] = {}
+    for rank, own in enumerate(zip(*(step.sharded for step in steps), strict=True)):
+        read = [f"{each.inputs} {each.losses}" for each in own if each.inputs]
+        alike.setdefault(" ".join(read) or f"{rank}", []).append(rank)
+    most = max(alike.values(), key=len)
+    if len(most) < 2 or (len(alike) > 1 and (len(steps) == 1 or steps[0].sharded[0].grouped)):
+        return ""
+    return "all ranks" if len(alike) == 1 else f"ranks {' and '.join(map(str, most))}"
+
+
 class _Step:
     """One step of both runs. `after`: the sharded run's next records; `updated`: the weights that the
     reference's optimizer made of this step."""
@@ -128,12 +149,14 @@ class _Step:
         self.scale = 1.0 if pair.summed else 1 / pair.sharded.ranks
         first = self.reference[0] if self.reference else StepRecord({})
         self.first, self.mean = first, first.mean
-        self.share = tolerance(
-            first.low, first.computes, pair.sharded.ranks, len(first.local), first.summands
-        )
+        self.own_share = tolerance(first.computes, first.summands)
+        """Of what is not reduced."""
+        low = max([first.low, *(each.low for each in self.sharded)])
+        share, absolute = reduction(low, pair.sharded.ranks, max(1, len(first.local)))
+        self.share = self.own_share + share
         size = sum(float(each.square().sum()) for each in self.mean.values())
         count = max(1, sum(each.numel() for each in self.mean.values()))
-        self.floor = max(first.low, first.computes) * math.sqrt(size / count)
+        self.floor = first.computes * math.sqrt(size / count) + absolute
         self.noise: Mapping[str, torch.Tensor] = {}
         self.hidden: set[str] = set()
 
@@ -170,12 +193,16 @@ class _Step:
         """Return the gradient that the sharded run's optimizers read."""
         return whole((rank.clipped or {}).get(name) for rank in self.sharded)
 
-    def read_gradients(self, name: str) -> list[Piece]:
+    def read_gradients(self, name: str, factor: float) -> list[Piece]:
         """Return the gradients that the optimizers read, by rank, without the factor of clipping."""
         found = [(rank.clipped or {}).get(name) for rank in self.sharded]
-        return [
-            replace(each, values=each.values.double() / self.factor) for each in found if each is not None
-        ]
+        return [replace(each, values=each.values.double() / factor) for each in found if each is not None]
+
+    def compensates(self, name: str) -> bool:
+        """Return whether a gradient is right because the script multiplies it after backward, as with the
+        ranks that FSDP divides by."""
+        pieces = self.read_gradients(name, 1.0) if self.factor > 1.5 else []
+        return len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
 
     @cached_property
     def factor(self) -> float:
@@ -189,7 +216,9 @@ class _Step:
                 return _ratio(after.values, before.values) or 1.0
         name = max(self.mean, key=lambda each: float(self.mean[each].norm()))
         read = (self.first.clipped or {}).get(name)
-        return (_ratio(read.values, self.mean[name]) if read is not None else 1.0) or 1.0
+        ratio = _ratio(read.values, self.mean[name]) if read is not None else 1.0
+        is_mean = any(term.count > 1 for each in self.first.divided for term in each.terms.values())
+        return 1.0 if is_mean and self.scale < 1 < ratio / 1.5 else ratio or 1.0  # a mean is not to grow
 
     def wrapping(self, name: str) -> Wrapping:
         """Return the line that wrapped a parameter; without one, the line of the step."""
@@ -205,7 +234,9 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
         return f"no gradient {some}" if float(known.bound.norm()) > 0 else ""
     if step.reduces or is_right(present, known) or not bool(torch.isfinite(known.mean).all()):
         return ""
-    later = step.read_gradients(name)
+    if step.compensates(name):
+        return ""
+    later = step.read_gradients(name, step.factor)
     if len(later) == len(pieces) and not _alike(later, present):
         if is_right(later, known):
             return ""  # reduced by the script itself
@@ -215,7 +246,7 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
     if name in step.noise and _DOUBTFUL.search(what):
         sizes = [(cut(step.noise[name], each).norm(), cut(known.bound, each).norm()) for each in present]
         share = max(float(noise / size.clamp(1e-300)) for noise, size in sizes)
-        if is_right(present, replace(known, tolerance=max(NOISE * share, known.tolerance))):
+        if is_right(present, replace(known, tolerance=NOISE * share + known.tolerance)):
             least = float(known.mean.norm()) / max(2, len(known.local[0]))  # as a microbatch is lost
             step.hidden |= {name} if NOISE * float(step.noise[name].norm()) > least else set()
             return ""
@@ -272,7 +303,7 @@ def _noise(steps: Sequence[_Step], pair: Pair) -> dict[str, torch.Tensor]:
 def _losses(step: _Step) -> _Faults:
     for rank, (one, other) in enumerate(zip(step.sharded, step.reference, strict=True)):
         for a, b in zip(one.losses, other.losses, strict=False):
-            if not abs(a - b) <= max(step.share * max(abs(a), abs(b)), NOISE * float(step.noise.get("", 0))):
+            if not abs(a - b) <= step.own_share * max(abs(a), abs(b)) + NOISE * float(step.noise.get("", 0)):
                 return {"": f"the loss of rank {rank} is {a:.6g} sharded and {b:.6g} unsharded"}
     return {}
 
@@ -280,10 +311,10 @@ def _losses(step: _Step) -> _Faults:
 def _clipping(step: _Step) -> _Faults:
     ratios: dict[str, float] = {}
     loud = [step.noise[name].norm() / step.mean[name].norm() for name in step.mean if name in step.noise]
-    share = max([step.share, *(NOISE * float(each) for each in loud)])
+    share = step.share + NOISE * max(map(float, loud), default=0.0)
     for name in step.mean if not step.reduces else ():
         got, right = step.read(name), (step.first.clipped or {}).get(name)
-        if got is None or right is None:
+        if got is None or right is None or step.compensates(name):
             continue
         expected = right.values.double().reshape(got.values.shape)
         error, size = float((got.values.double() - expected).norm()), float(expected.norm())

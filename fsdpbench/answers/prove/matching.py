@@ -3,15 +3,18 @@
 Tolerances follow from dtypes and numbers of summands. With N ranks, M microbatches and K summands of a
 microbatch, two right results differ by at most this share of the mean magnitude of the ranks' gradients:
 
-    e_r (N + M + 8)   e_r: machine epsilon of the dtype of reduction. Each addition rounds once; 8 is for
-                      conversions, scaling and division.
-    4 e_c             e_c: of the dtype in which layers compute. Product, activation, its gradient and the
-                      parameter's round once each; errors of several layers are independent.
-    e_32 K            sums in single precision, in another order.
+    e_r (N + M + 1) / 2   e_r: machine epsilon of the dtype of reduction. A sum of ranks is converted, added
+                          N - 1 times over ranks and M - 1 times over microbatches, and scaled twice at most:
+                          each rounds once, by up to half an epsilon. Halves of float16 that are too small
+                          to be normal lose up to (N + 1) M of their steps besides.
+    4 e_c                 e_c: of the coarsest dtype of parameters and layers. Product, activation, its
+                          gradient and the parameter's round once each; errors of several layers are
+                          independent.
+    e_32 (K + 8)          sums in single precision, in another order; 8: conversions, scaling and division.
 
-Below single precision, depth, softmax and sums that cancel enlarge rounding. Where a gradient differs by more
-and is like no fault, the reference runs again, each weight moved at random by up to half an epsilon: NOISE
-times what that changes is allowed.
+Where layers compute below single precision, depth, softmax and sums that cancel enlarge rounding. Where a
+gradient differs by more there and is like no fault, the reference runs again, each weight moved at random by
+up to half an epsilon: NOISE times what that changes is allowed besides.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ import torch
 from fsdpbench.script.real_ranks.pieces import Piece
 
 _SINGLE = torch.finfo(torch.float32).eps
-_ROUNDINGS = 8
+_HALF = torch.finfo(torch.float16)
+_CONVERSIONS = 8
 _LAYER = 4
 NOISE = 3
 _DISTINCT = 0.5
@@ -54,10 +58,17 @@ class Known:
         return len(self.local)
 
 
-def tolerance(reduces: float, computes: float, ranks: int, microbatches: int, summands: int) -> float:
-    """Return the share of a gradient's magnitude by which two right ones may differ; `reduces` and
-    `computes`: machine epsilons."""
-    return reduces * (ranks + microbatches + _ROUNDINGS) + _LAYER * computes + _SINGLE * summands
+def tolerance(computes: float, summands: int) -> float:
+    """Return the share of a loss or of an unreduced gradient by which two right ones may differ; `computes`:
+    the machine epsilon of the layers."""
+    return _LAYER * computes + _SINGLE * (summands + _CONVERSIONS)
+
+
+def reduction(reduces: float, ranks: int, microbatches: int) -> tuple[float, float]:
+    """Return what reducing adds to that: a share of the gradient's magnitude, and an absolute part of each
+    element. `reduces`: the machine epsilon of the dtype of reduction."""
+    lost = _HALF.smallest_normal * _HALF.eps * (ranks + 1) * microbatches
+    return reduces / 2 * (ranks + microbatches + 1), lost if reduces == _HALF.eps else 0.0
 
 
 def cut(whole: torch.Tensor, piece: Piece) -> torch.Tensor:

@@ -181,9 +181,10 @@ class _Running:
             pair = run_pair(request.config, folder, ranks, request.limit_s, summed)
             summed = pair.summed
             sharded, done = pair.sharded, [*done, str(ranks)]
-            if not sharded.steps:
+            if sharded.is_to_blame and pair.reference.steps > sharded.steps:
                 fails = f"{sharded.place}: fails sharded, and runs unsharded: {sharded.cause}"
-                return judged(Part.GRADIENTS, [fails, *seen], f"no step on {ranks} CPU ranks")
+                said = f"{sharded.steps or 'no'} step{'s' * (sharded.steps > 1)} on {ranks} CPU ranks"
+                return judged(Part.GRADIENTS, [fails, *seen], said)
             found = gradients.compare(pair)
             if found.is_doubtful:
                 pair = with_rounding(request.config, pair, folder, request.limit_s, found.epsilon)
@@ -195,8 +196,9 @@ class _Running:
             said = f"{right} of {len(found.trained)} parameters equal to the unsharded model's ({ran})"
             if lines:
                 break
-            if sharded.cause:
-                return unknown(Part.GRADIENTS, f"{sharded.failure}; until then {said}", seen)
+            failure = sharded.failure or (pair.reference.steps < sharded.steps and pair.reference.failure)
+            if failure:
+                return unknown(Part.GRADIENTS, f"{failure}; until then {said}", seen)
             if found.hidden:
                 said += f"; rounding changes {shown(sorted(found.hidden))} as much as faults do: try float32"
             if right < len(found.trained):

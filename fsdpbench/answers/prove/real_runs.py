@@ -98,7 +98,8 @@ def run_pair(config: Config, folder: Path, ranks: int, timeout_s: float, summed:
         summed = _is_summed(config, folder, sharded, weights, timeout_s)
     scale = 1.0 if summed else 1 / ranks
     for casts in (False, True):
-        task = Task(Way.UNSHARDED, max(1, sharded.steps), weights, casts, scale)
+        steps = max(1, sharded.steps + sharded.is_to_blame)
+        task = Task(Way.UNSHARDED, steps, weights, casts, scale)
         reference = run_ranks(config, folder / f"reference{'_casts' * casts}", ranks, timeout_s, task)
         if reference.records(0):
             return Pair(sharded, reference, summed, task)

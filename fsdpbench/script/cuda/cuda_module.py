@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 import types
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -23,9 +27,11 @@ import torch.cuda.streams
 
 from fsdpbench.base.torch_internals import INTERNALS, expect, find, last_part, patch, replace
 from fsdpbench.script.cuda.device_names import Generator
-from fsdpbench.script.cuda.extension import extend
+from fsdpbench.script.cuda.refusals import refusal
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
+from fsdpbench.sim.torch_device.operators.plans import Plan, carry_out
 from fsdpbench.sim.torch_device.patches.torch_patches import as_function
+from fsdpbench.sim.torch_device.prices import OperatorCost
 
 _SUBMODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
 _AS_IN_SIMULATION = ("cuda_lazy_init", "cuda_is_in_bad_fork")
@@ -163,3 +169,45 @@ _ONLY_CUDA: dict[str, Any] = {
     "is_tf32_supported": lambda: True,
     "get_arch_list": lambda: [f"sm_{''.join(map(str, torch.cuda.get_device_capability()))}"],
 }
+
+
+def extend(accelerator: Accelerator) -> None:
+    """Give `torch._C` the functions that it lacks; in a build for CUDA, instead of those of a real device."""
+    for name, function in functions(accelerator).items():
+        setattr(find("c_extension"), name, function)
+
+
+def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
+    """Return the functions by their names in `torch._C`."""
+    table: Any = tomllib.loads(Path(__file__).with_name("extension.toml").read_text(encoding="utf-8"))
+    pairs = table["kept"].items()
+    cuda, kept = torch.cuda, {getter: value for getter, (_, value) in pairs}
+    made: dict[str, Callable[..., Any]] = {
+        "getCurrentRawStream": lambda device: cuda.current_stream(device).cuda_stream,
+        "getCurrentStream": lambda device: _NUMBERS(cuda.current_stream(device)),
+        "getDefaultStream": lambda device: _NUMBERS(cuda.default_stream(device)),
+        "setStream": lambda stream_id, **_: cuda.set_stream(cuda.Stream(stream_id=stream_id)),
+        "sleep": partial(_spin, accelerator),
+        **{
+            name: partial(lambda find, *args, **kwargs: find(cuda)(*args, **kwargs), attrgetter(public))
+            for name, public in table["public"].items()
+        },
+        **{name: partial(lambda name, *_: kept[name], name) for name in kept},
+        **{put: partial(lambda name, to, *_: kept.update({name: to}), name) for name, (put, _) in pairs},
+        **{name: partial(lambda answer, *_: answer, answer) for name, answer in table["answers"].items()},
+        **dict.fromkeys(table["nothing"], lambda *_: None),
+        **{name: refusal(f"{name} of torch's C extension", out) for name, out in table["refused"].items()},
+    }
+    return {f"_cuda_{name}": function for name, function in made.items()}
+
+
+_NUMBERS = attrgetter("stream_id", "device_index", "device_type")
+
+
+def _spin(accelerator: Accelerator, cycles: int) -> None:
+    """Launch a kernel that takes so many cycles of the data sheet's clock (`torch.cuda._sleep`)."""
+    profile = accelerator.kernel_costs.profile
+    hertz = profile.peak_flops["fp32"] / (2 * profile.sm_count * profile.compute.fp32_lanes)
+    plan = Plan("sleep", [], None, OperatorCost("spin_kernel", round(cycles / hertz * 1e9)))
+    plan.cpu_ns = accelerator.cpu_costs.operator_ns
+    carry_out(accelerator, plan, [])

@@ -101,8 +101,6 @@ class ScriptFiles:
             if original in known:
                 known.add(replacement)
 
-    # ---------------------------------------------------------------------------------------------- opening
-
     def _opening(
         self,
         original: Callable[..., Any],
@@ -163,8 +161,6 @@ class ScriptFiles:
         if text in ("", ":memory:") or options.get("uri") or not overlay.concerns(text):
             return original(database, *args, **options)
         return original(overlay.plain_place(overlay.resolve(text), extends=True), *args, **options)
-
-    # --------------------------------------------------------------------------------------------- changing
 
     def _through(
         self, act: Callable[..., Any], names: tuple[str, ...] = ("path",), *, follow: bool = False
@@ -229,8 +225,6 @@ class ScriptFiles:
         original(source, overlay.own(target))
         if source in overlay.holding:
             overlay.hold(target)
-
-    # --------------------------------------------------------------------------------------- other programs
 
     def _starting(
         self, original: Callable[..., Any], process: Any, args: Any, *others: Any, **options: Any

@@ -230,8 +230,6 @@ class Overlay(Layer):
         self._linked: set[str] = set()
         self.state = Path(f"{self.root}.open.json")
 
-    # ------------------------------------------------------------------------------- what belongs to whom
-
     def is_made(self, path: str) -> bool:
         """Return whether this run made `path`, or a folder above it."""
         while path != "/":
@@ -290,8 +288,6 @@ class Overlay(Layer):
     def _save(self) -> None:
         state = {"made": sorted(self.made), "holding": sorted(self.holding)}
         write_whole(self.state, json.dumps(state))
-
-    # ------------------------------------------------------------------------------------------ the layer
 
     def place(self, path: str) -> str:
         """Return the place to write over `path` (resolved); its folder exists if the script's does."""
@@ -357,8 +353,6 @@ class Overlay(Layer):
     def _forget(self, path: str) -> None:
         for known in (self.made, self.holding, self._linked):
             known -= {each for each in known if _is_in(each, path)}
-
-    # ------------------------------------------------------------------------------------- what is changed
 
     def make_folder(self, path: str, make: Callable[[str], None]) -> None:
         """Make the folder `path` by `make`. Over a removed one from before that holds a checkpoint, the

@@ -175,9 +175,6 @@ def _plain_arguments(kwargs: Mapping[str, Any]) -> dict[str, bool | int | str | 
     return found
 
 
-# ----------------------------------------------------------------------------------------------- wrappers
-
-
 @dataclass
 class Wrapped:
     """A module that `fully_shard`, FSDP1 or DDP wraps.

@@ -86,8 +86,6 @@ class Gradients:
                 self._reentrant.append((known_as, self._place()))
         return original(ctx, run_function, preserve_rng_state, *args)
 
-    # ------------------------------------------------------------------------------------------------ steps
-
     def _adding_group(
         self, original: Callable[..., Any], optimizer: Any, param_group: dict[str, object]
     ) -> None:
@@ -201,8 +199,6 @@ class Gradients:
         for identity, parameter in own.items() if self._held <= own.keys() else ():
             if parameter.requires_grad and parameter.grad is not None and identity not in self._held:
                 yield self.names.get(identity, "")
-
-    # --------------------------------------------------------------------------------------------- findings
 
     def to_dict(self) -> dict[str, object]:
         """Return `parameters` of the optimizers, how many are `without` a gradient in any step, and

@@ -128,8 +128,6 @@ class Recorder:
         if self.log.rank == 0:
             self.values.write(folder)
 
-    # ------------------------------------------------------------------------------------------------ calls
-
     def _recording(
         self,
         look: Callable[..., Seen],
@@ -206,8 +204,6 @@ class Recorder:
             return found._replace(lane="host")
         return found
 
-    # --------------------------------------------------------------------------------------- rank 0's values
-
     def _share(self, number: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> None:
         if self.log.rank == 0:
             for place, tensor in enumerate(outputs):
@@ -218,8 +214,6 @@ class Recorder:
         for place, tensor in enumerate(outputs):
             for value in self.values.get((*number, place)):
                 _give(tensor, value)
-
-    # ------------------------------------------------------------------------------------------ uneven inputs
 
     def _entering(self, original: Callable[..., Any], join: Join) -> Any:
         self.log.phase += 1

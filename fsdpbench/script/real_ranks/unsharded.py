@@ -10,7 +10,9 @@ dtype: parameters are cast before each forward.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,15 +25,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdpbench.base.torch_internals import tree_map_only
 from fsdpbench.script.cuda.refusals import Replacements
-from fsdpbench.script.interposing import replace_fully_shard
+from fsdpbench.script.interposing import around, replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import keep
-from fsdpbench.script.real_ranks.watching import Watch
+from fsdpbench.script.real_ranks.watching import NotComparedError, Watch
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """What FSDP1's mixed precision leaves alone."""
+_LOSSY = re.compile(r"torch\.distributed\.algorithms\..*\.(?!default_hooks|debugging_hooks)\w+_hooks?")
 
 
 class Reference(Watch):
@@ -45,6 +48,8 @@ class Reference(Watch):
         self.moves, self._generator = 0.0, torch.Generator().manual_seed(rank)
         self._parameters: dict[str, nn.Parameter] = {}
         self._aliases: dict[str, str] = {}
+        self._sums: list[float] = []
+        around(dist, "all_reduce", self._adding)
 
     def begin(self) -> None:
         """Take the weights of the sharded run; keep what this run's optimizer made of the last ones."""
@@ -69,6 +74,7 @@ class Reference(Watch):
         self._find()
         own = {name: each for name, each in self._parameters.items() if each.requires_grad}
         before = {name: each.grad for name, each in own.items()}
+        self._forget(before)
         for each in own.values():
             each.grad = None
         run()
@@ -86,15 +92,36 @@ class Reference(Watch):
                 if name in record.mean:
                     total, size = record.mean[name] + total, record.bound[name] + size
                 record.mean[name], record.bound[name] = total, size
-                record.low = max(record.low, torch.finfo(each.dtype).eps)
+                eps = torch.finfo(each.dtype).eps
+                record.low, record.computes = max(record.low, eps), max(record.computes, eps)
                 each.grad = total.to(each.dtype)
             else:
                 each.grad = before[name]
         record.local.append(local)
         record.held = self.held()
         record.aliases = self._aliases
-        record.low = max([record.low, *_reduces])
         record.computes = max([record.computes, *_computes])
+
+    def _forget(self, before: Mapping[str, torch.Tensor | None]) -> None:
+        """Begin again where a script throws gradients away: of a first backward that warms up, or of other
+        weights (sharpness-aware steps)."""
+        sums = [float(each.detach().double().sum()) for each in self._parameters.values()]
+        moved, self._sums = sums != self._sums, sums
+        if (moved or not self.count) and not any(each is not None and each.any() for each in before.values()):
+            self.record.mean, self.record.bound, self.record.local = {}, {}, []
+
+    def _adding(self, original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Leave joint gradients as they are, alone or in a row, where a script whose gradients are added adds
+        them itself."""
+        first, sums = tensor.detach().reshape(-1)[:1], (*args[:1], kwargs.get("op"), dist.ReduceOp.SUM)
+        joint = self._scale == 1 and next(filter(None, sums)) == dist.ReduceOp.SUM and self.record.losses
+        for each in (parameter.grad for parameter in self._parameters.values() if joint):
+            if each is not None and (
+                each.data_ptr() == tensor.data_ptr()
+                or (any(first) and torch.equal(each.detach().reshape(-1)[:1].to(first.dtype), first))
+            ):
+                return _nothing()
+        return original(tensor, *args, **kwargs)
 
     def stepping(self) -> None:
         """Let the optimizer read the gradients that the sharded run's read, unless that reduces them."""
@@ -141,11 +168,8 @@ def _sum(tensor: torch.Tensor) -> None:
         _all_reduce(tensor)
 
 
-# ------------------------------------------------------------------------------------------------- wrappers
-
-_reduces: list[float] = []
 _computes: list[float] = []
-"""Machine epsilons of the dtypes in which units reduce, and compute."""
+"""Machine epsilons of the dtypes in which units compute."""
 
 
 def leave_out_wrappers(casts_buffers: bool) -> None:
@@ -180,7 +204,7 @@ def _fully_shard(module: Any, *, mp_policy: Any = None, **kwargs: Any) -> Any:
         each.__class__ = type(f"FSDP{kind.__name__}", (_Plain, kind), {})
         if mp_policy is not None:
             inputs = mp_policy.param_dtype if mp_policy.cast_forward_inputs else None
-            _Precision(each, mp_policy.param_dtype, mp_policy.reduce_dtype, inputs, mp_policy.output_dtype)
+            _Precision(each, mp_policy.param_dtype, inputs, mp_policy.output_dtype)
     return module
 
 
@@ -203,7 +227,7 @@ class _Plain(fsdp.FSDPModule):
 class _Unsharded(nn.Module):
     """A module that FSDP1 was to wrap."""
 
-    casts_buffers = synchronises = False
+    casts_buffers = False
     _precision: _Precision | None = None
 
     def __init__(self, module: nn.Module, *args: Any, mixed_precision: Any = None, **kwargs: Any) -> None:
@@ -211,9 +235,8 @@ class _Unsharded(nn.Module):
         self.module = module
         self.register_load_state_dict_pre_hook(_within)
         _materialise(module, kwargs.get("param_init_fn"))
-        if kwargs.get("sync_module_states", kwargs.get("init_sync", self.synchronises)):
-            for buffer in module.buffers():  # weights come from the sharded run
-                dist.broadcast(buffer.detach(), 0)
+        if kwargs.get("sync_module_states"):
+            _send_buffers(module)
         for each in self.fsdp_modules(module):
             if each._precision is not None:
                 each._precision.inputs = each._precision.below  # it is no root
@@ -222,7 +245,7 @@ class _Unsharded(nn.Module):
             own = any(True for each in _of_unit(module) for _ in each.parameters(recurse=False))
             flags = mixed_precision.cast_root_forward_inputs, mixed_precision.cast_forward_inputs
             root, below = (kind if own and flag else None for flag in flags)
-            self._precision = _Precision(module, kind, mixed_precision.reduce_dtype, root or below, None)
+            self._precision = _Precision(module, kind, root or below, None)
             self._precision.below = below
             if self.casts_buffers:
                 self._cast_buffers(mixed_precision.buffer_dtype)
@@ -252,8 +275,14 @@ class _Unsharded(nn.Module):
         return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     no_sync = join = state_dict_type = summon_full_params = staticmethod(_unchanged)
-    register_comm_hook = set_state_dict_type = staticmethod(_nothing)
-    _set_params_and_buffers_to_ignore_for_model = staticmethod(_nothing)
+    set_state_dict_type = staticmethod(_nothing)
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Do without the hook. Raises `NotComparedError` for torch's hooks that lose parts of gradients, also
+        inside of one that casts."""
+        inside = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+        if any(_LOSSY.fullmatch(getattr(each, "__module__", None) or "") for each in (hook, *inside)):
+            raise NotComparedError("a communication hook that loses parts of gradients")
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[_Unsharded]:
@@ -267,9 +296,46 @@ class _Unsharded(nn.Module):
 
 
 class _Replica(_Unsharded):
-    """A module that DDP was to wrap."""
+    """A module that DDP was to wrap. Rank 0 sends its buffers before a forward as there: unless the forward
+    before was without gradients or in `no_sync()`."""
 
-    synchronises = True
+    require_backward_grad_sync = _synchronised = True
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        given = _OF_DDP.bind(module, *args, **kwargs).arguments
+        super().__init__(module, mixed_precision=given.get("mixed_precision"))
+        mesh, forward = given.get("device_mesh"), given.get("forward_sync_buffers")
+        self._group = given.get("process_group") if mesh is None else mesh.get_group()
+        self.broadcast_buffers = given.get("broadcast_buffers") is not False if forward is None else forward
+        if given.get("init_sync", True) and (self.broadcast_buffers or forward is not None):
+            _send_buffers(module, self._group)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        if self.broadcast_buffers and self._synchronised:
+            _send_buffers(self.module, self._group)
+        found = self.module(*args, **kwargs)
+        self._synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
+        return found
+
+    no_sync = DistributedDataParallel.no_sync  # sets require_backward_grad_sync
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(module: Any, names: Any) -> None:
+        module._ddp_params_and_buffers_to_ignore = names
+
+
+_OF_DDP = inspect.signature(DistributedDataParallel)
+
+
+def _send_buffers(module: nn.Module, group: Any = None) -> None:
+    """Send a module's buffers from the first rank of `group`, without those that DDP is to ignore."""
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    for name, buffer in module.named_buffers():
+        if name not in ignored:
+            dense = buffer.data.clone(memory_format=torch.contiguous_format)
+            dist.broadcast(dense, group=group, group_src=0)
+            buffer.data.copy_(dense)
 
 
 def _within(module: nn.Module, state: Any, prefix: str, *others: Any) -> None:
@@ -296,11 +362,10 @@ class _Precision:
 
     below: Any = None  # the dtype of `inputs` inside of another unit
 
-    def __init__(self, module: nn.Module, kind: Any, reduce: Any, inputs: Any, output: Any) -> None:
+    def __init__(self, module: nn.Module, kind: Any, inputs: Any, output: Any) -> None:
         self._kind, self.inputs, self._output = kind, inputs, output
-        for each, known in ((kind, _computes), (reduce or kind, _reduces)):
-            if each is not None:
-                known.append(torch.finfo(each).eps)
+        if kind is not None:
+            _computes.append(torch.finfo(kind).eps)
         module.register_forward_pre_hook(self._before, with_kwargs=True)
         module.register_forward_hook(self._after)
 

@@ -7,13 +7,14 @@ import hashlib
 import random
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import parallel
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -25,7 +26,7 @@ from fsdpbench.script.real_ranks.loss_divisors import Divided, divided
 from fsdpbench.script.real_ranks.pieces import Held, Piece, held_parameters, keep
 from fsdpbench.script.steps import MeasuredAllError
 
-_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 _EXCHANGES = ("all_to_all", "all_to_all_single")
 
 
@@ -62,12 +63,14 @@ class StepRecord:
     low: float = 0.0
     """The machine epsilon of the coarsest dtype in which gradients are reduced or kept."""
     computes: float = 0.0
-    """That of the coarsest dtype in which layers compute, where it is not the parameters'."""
+    """That of the coarsest dtype in which layers compute."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     reduces: bool = False
     """Whether an optimizer has called a reduction in its step, so far."""
     splits: bool = False
     """Whether the script itself called an all-to-all in a backward, or a reduction among some ranks."""
+    grouped: bool = False
+    """Whether the script has process groups of some ranks, or a mesh of several dimensions."""
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -96,17 +99,16 @@ class Watch:
         self._leading: torch.optim.Optimizer | None = None
         self._depth = self._since = 0  # backwards that run; those since the last forward
         self._begins, self._steps = True, False
-        self._frozen: Mapping[str, Held] = {}
+        self._begun: Mapping[str, Held] = {}
         self._stepping = self._reduces = False
         for name in (*_REDUCTIONS, *_EXCHANGES):
-            around(dist, name, self._calling)
+            if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
+                around(dist, name, self._calling)
         around(torch.autograd, "backward", self._around_backward)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         register_module_forward_pre_hook(self._forward)
-
-    # ------------------------------------------------------------------------------------------ for both runs
 
     def begin(self) -> None:
         """Do what belongs before the first forward of a step."""
@@ -124,8 +126,6 @@ class Watch:
         """Return this rank's parameters."""
         return held_parameters(frozenset(self._optimized()))
 
-    # ------------------------------------------------------------------------------------------------- hooks
-
     def _making(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         if not self._optimizers:
@@ -137,6 +137,12 @@ class Watch:
 
     def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._reduces |= self._stepping
+        if (
+            self.record.losses and original.__name__ in _REDUCTIONS
+        ):  # of gradients, which are not single numbers
+            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+            kinds = {each.dtype for each in tensors if each.numel() > 1 and each.is_floating_point()}
+            self.record.low = max([self.record.low, *(torch.finfo(kind).eps for kind in kinds)])
         part = kwargs.get("group") is not None and kwargs["group"].size() < dist.get_world_size()
         if self._depth and (part or original.__name__ in _EXCHANGES):
             self.record.splits |= self._own_files.has(sys._getframe(2).f_code.co_filename)
@@ -209,7 +215,10 @@ class Watch:
             raise NotComparedError("an optimizer whose forward follows another's step")
         self._steps = True
         held = self.held()
-        self.record.held = {**(self.record.held or held), **self._frozen}
+        self.record.held = {
+            name: replace(each, weight=self._begun.get(name, each).weight)
+            for name, each in (self.record.held or held).items()
+        }
         self.record.clipped = {name: each.gradient for name, each in held.items()}
         known = self._optimized()
         self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
@@ -245,14 +254,26 @@ class ShardedWatch(Watch):
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int) -> None:
         from fsdpbench.script.observed.calls import Calls
 
+        self._grouped = False
         around(parallel, "parallelize_module", _refusing)
+        around(dist, "new_group", self._grouping)
+        around(DeviceMesh, "__init__", self._meshing)
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
         super().__init__(own_files, folder, rank, steps)
 
+    def _grouping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        ranks = args[0] if args else kwargs.get("ranks")
+        self._grouped |= ranks is not None and len(ranks) < dist.get_world_size()
+        return original(*args, **kwargs)
+
+    def _meshing(self, original: Callable[..., Any], mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+        original(mesh, *args, **kwargs)
+        self._grouped |= mesh.ndim > 1
+
     def begin(self) -> None:
-        """Keep what is frozen as it is here: a forward may change it (a moving average)."""
-        self._frozen = {name: each for name, each in self.held().items() if not each.trains}
+        """Keep weights as they are here: forwards, and what is between them, may change them."""
+        self.record.grouped, self._begun = self._grouped, self.held()
 
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""

@@ -199,6 +199,113 @@ model = nn.parallel.DistributedDataParallel(model.cuda())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
     + TRAIN,
+    "buffers that DDP's forwards change and rank 0 sends, also in no_sync() and evaluation": """
+import contextlib
+class Centered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = net()
+        self.register_buffer("center", torch.zeros(8))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+    def forward(self, x):
+        out = self.inside(x)
+        self.center.mul_(0.5).add_(out.detach().mean(0), alpha=0.5)
+        self.count += 1 + dist.get_rank()
+        return out * (1 + self.center) / self.count
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(Centered().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    for micro in range(3):
+        with model.no_sync() if micro < 2 else contextlib.nullcontext():
+            (model(data(3 * step + micro)).square().mean() / 3).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 2:
+        with torch.no_grad():
+            model(data(99))
+""",
+    "norms that are trained, then frozen": """
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    model.train(step == 0)
+    optimizer.zero_grad()
+    model(data(step)).square().mean().backward()
+    optimizer.step()
+""",
+    "sharpness-aware steps": """
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(net().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    optimizer.zero_grad()
+    model(data(step)).square().mean().backward()
+    with torch.no_grad():
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        moves = [0.05 * p.grad / norm for p in model.parameters()]
+        torch._foreach_add_(list(model.parameters()), moves)
+    optimizer.zero_grad()
+    model(data(step)).square().mean().backward()
+    with torch.no_grad():
+        torch._foreach_sub_(list(model.parameters()), moves)
+    optimizer.step()
+""",
+    "a first backward that only warms up": """
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(data(77)).square().mean().backward()
+"""
+    + TRAIN,
+    "gradients that a hook sends in bfloat16": """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(net().cuda())
+model.register_comm_hook(None, bf16_compress_hook)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN,
+    "small gradients that FSDP2 reduces in float16": """
+from torch.distributed.fsdp import MixedPrecisionPolicy
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float16))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    for micro in range(2):
+        model.set_requires_gradient_sync(micro == 1)
+        (model(data(2 * step + micro)).square().mean() * 1e-4).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "parts of a loss, added by hand": """
+dist.init_process_group("nccl")
+model = net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    (model(data(step)).square().mean() / dist.get_world_size()).backward()
+    flat = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+    dist.all_reduce(flat)
+    for p, part in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
+        p.grad.copy_(part.view_as(p))
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "parts of a loss, averaged by FSDP2 and multiplied by hand": """
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    (model(data(step)).square().mean() / dist.get_world_size()).backward()
+    for p in model.parameters():
+        p.grad.mul_(dist.get_world_size())
+    optimizer.step()
+    optimizer.zero_grad()
+""",
 }
 SPLIT = """
 class Sum(torch.autograd.Function):
@@ -278,6 +385,22 @@ def test_an_optimizer_that_reduces_only_some_is_found(tmp_path: Path) -> None:
     found = gradients_of(text + TRAIN, tmp_path)
     assert found.verdict is Verdict.FINDING, found
     assert "weights differ between ranks after the step" in found.findings[0]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("low", ["bfloat16", "float16"])
+def test_a_small_fault_is_found_where_only_reductions_are_low(low: str, tmp_path: Path) -> None:
+    text = f"""
+from torch.distributed.fsdp import MixedPrecisionPolicy
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.{low}))
+model.set_gradient_divide_factor(1.1 * dist.get_world_size())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    found = gradients_of(text + TRAIN, tmp_path, ranks=4)
+    assert found.verdict is Verdict.FINDING, found
+    assert "times as large" in found.findings[0]
 
 
 @pytest.mark.campaign

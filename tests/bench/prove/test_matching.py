@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpbench.answers.prove.matching import Known, cut, explain, is_right, tolerance
+from fsdpbench.answers.prove.matching import Known, cut, explain, is_right, reduction, tolerance
 from fsdpbench.script.real_ranks.pieces import Piece, keep, whole
 
 SHAPE = (6, 5)
@@ -22,8 +23,8 @@ def known_of(ranks: int, microbatches: int, seed: int, low: torch.dtype = torch.
     ]
     every = torch.stack([torch.stack(each).sum(0) for each in local])
     size = torch.stack([torch.stack(each).abs().sum(0) for each in local])
-    share = tolerance(torch.finfo(low).eps, 0.0, ranks, microbatches, 8)
-    return Known(every.mean(0), size.mean(0), local, 1 / ranks, share, 0.0)
+    share, absolute = reduction(torch.finfo(low).eps, ranks, microbatches)
+    return Known(every.mean(0), size.mean(0), local, 1 / ranks, share + tolerance(0.0, 8), absolute)
 
 
 def shards(of_rank: list[torch.Tensor], low: torch.dtype = torch.float32) -> list[Piece]:
@@ -90,6 +91,70 @@ def test_rounding_in_the_dtype_of_reduction_is_right(
             rank = rank + microbatch.to(low)
         total = total + rank
     assert is_right(shards([total / ranks] * ranks, low), known)
+
+
+LOW = (torch.bfloat16, torch.float16)
+
+
+@given(
+    ranks=st.sampled_from((2, 3, 4, 8)),
+    microbatches=st.integers(1, 4),
+    low=st.sampled_from(LOW),
+    size=st.sampled_from((1e-9, 1e-7, 1e-5, 1.0)),
+    positive=st.booleans(),
+    scaled_first=st.booleans(),
+    unsynchronised=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=60, deadline=None)
+def test_low_reduction_of_single_gradients_is_right(
+    ranks: int,
+    microbatches: int,
+    low: torch.dtype,
+    size: float,
+    positive: bool,
+    scaled_first: bool,
+    unsynchronised: bool,
+    seed: int,
+) -> None:
+    """Converted once, added in `low` in any order, and scaled before or after: also of one sign, where each
+    addition rounds most, and below the normal numbers of float16."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (ranks, microbatches, *SHAPE)
+    local = torch.randn(shape, generator=generator) * size
+    local = local.abs() if positive else local
+    exact = [list(each) for each in local.double()]
+    share, absolute = reduction(torch.finfo(low).eps, ranks, microbatches)
+    known = Known(
+        local.double().sum(1).mean(0), local.double().abs().sum(1).mean(0), exact, 1 / ranks, share, absolute
+    )
+    found = torch.zeros(SHAPE)
+    rows = [local.sum(1)] if unsynchronised and low is torch.float16 else local.unbind(1)
+    for each in rows:
+        parts = each.to(low) / (ranks if scaled_first else 1)
+        total = torch.zeros(SHAPE, dtype=low)
+        for rank in torch.randperm(ranks, generator=generator).tolist():
+            total = total + parts[rank]
+        found = found + (total if scaled_first else total / ranks).float()
+    assert is_right(shards([found] * ranks), known)
+
+
+@pytest.mark.parametrize("low", LOW)
+@pytest.mark.parametrize("fault", ["a tenth larger", "a fifth of a microbatch", "a quarter of a rank"])
+def test_small_faults_of_low_reduction_are_found(low: torch.dtype, fault: str) -> None:
+    """Each is less than N + M + 8 epsilons of bfloat16."""
+    for seed in range(20):
+        known = known_of(4, 2, seed, low)
+        wrong = known.mean.clone()
+        if fault == "a tenth larger":
+            wrong *= 1.1
+        elif fault == "a fifth of a microbatch":
+            wrong -= 0.2 * sum(each[0] for each in known.local) / known.ranks
+        else:
+            wrong += 0.25 * (known.local[0][0] - known.local[1][0]) / known.ranks
+        assert not is_right(shards([wrong] * 4), known)
+        if low is torch.bfloat16:
+            assert is_right(shards([wrong] * 4), replace(known, tolerance=14 * torch.finfo(low).eps))
 
 
 def test_an_old_gradient_is_named() -> None:

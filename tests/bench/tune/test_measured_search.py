@@ -10,7 +10,7 @@ import pytest
 
 from fsdpbench.answers.tune.front import Candidate
 from fsdpbench.answers.tune.measured_search import RealBudget, search_measured
-from fsdpbench.answers.tune.real_runs import rank_agreement
+from fsdpbench.answers.tune.run import rank_agreement
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.settings import Value
 from fsdpbench.cli.requests.request import make_request

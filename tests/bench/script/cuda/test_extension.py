@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fsdpbench.script.cuda.extension import functions
+from fsdpbench.script.cuda.cuda_module import functions
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 if TYPE_CHECKING:
