@@ -368,7 +368,8 @@ class Search:
     def _simulated(self, configs: Iterable[Config]) -> list[Candidate]:
         keys = {content_key(config): config for config in configs}
         new = [config for key, config in keys.items() if key not in self._known]
-        self._known |= dict(zip(map(content_key, new), self._judge(new), strict=True))
+        if new:
+            self._known |= dict(zip(map(content_key, new), self._judge(new), strict=True))
         self.simulated += len(new)
         return [self._known[key] for key in keys]
 
