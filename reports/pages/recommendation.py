@@ -152,8 +152,8 @@ def _given(best: ranking.Ranked, ranked: Sequence[ranking.Ranked], view: RunView
         figures.append(f"{gib(memory)}{f' of {gib(capacity)}' if capacity else ''} GiB")
     parts.append(f" ({', '.join(figures)})" if figures else "")
     first = next((entry for entry in ranked if entry.row.folder.name == view.first_point), None)
-    if first is best and len(ranked) > 1:
-        parts.append("; it is what the sweep began with")
+    if first is best:
+        parts.append("; it is what the sweep began with" * (len(ranked) > 1))
     elif first is not None and first.throughput:
         parts.append(f"; {ranking.paired(best, first)} against where the sweep began")
     elif first is not None:

@@ -25,7 +25,7 @@ import torch
 
 from fsdpbench.answers.tune.front import Candidate
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import BenchError
+from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.settings.values import Value, is_mixed, joined, spread, unit_sizes
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import Status
@@ -50,6 +50,8 @@ _NEAR = 0.99
 _STEPS, _MOST_KINDS = (4, 1), 3
 _IN_VAIN = 2
 """Changes of units of one sort that are tried at most, in a row without one that is faster."""
+_WORTH = 1.0001
+"""The factor by which prefetch has to be faster: explicit distances are long to write."""
 _MARGIN = 0.001
 """The share of time and memory by which the program may err between neighbours."""
 
@@ -62,6 +64,11 @@ class Mix:
 
     blocks: tuple[tuple[int, ...], ...]
     kept: int = 0
+
+    def apart(self, other: Mix) -> int:
+        """Return the number of blocks and units that differ, each change of a block counted twice."""
+        pairs = zip(itertools.chain(*self.blocks), itertools.chain(*other.blocks), strict=True)
+        return sum(abs(one - its) for one, its in pairs) + abs(self.kept - other.kept)
 
 
 @dataclass(frozen=True)
@@ -220,6 +227,10 @@ def _figures_at(family: Family, near: Sequence[Candidate], far: Candidate) -> np
     return np.asarray(least + scaled)
 
 
+def _figures(candidate: Candidate) -> np.ndarray[Any, Any]:
+    return np.array([1 / candidate.speed, _gib(candidate)])
+
+
 def _gib(candidate: Candidate) -> float:
     return (candidate.memory or 0) / 2**30
 
@@ -235,11 +246,15 @@ class Chosen:
     usable: int
 
 
+class NothingFitsError(BenchError):
+    """A search by unit that found nothing that surely fits."""
+
+
 def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chosen:
     """Choose by unit and among the batches of `tried`, the uniform candidates, under the GPU's memory or
     `memory`; the best of them where nothing is faster.
 
-    Raises `BenchError` where no family of them can be chosen by unit, or nothing fits.
+    Raises `NothingFitsError`, or `UsageError` for a model without blocks.
     """
     uniform = max(filter(is_safe, tried), key=lambda each: each.speed, default=None)
     search = Search(judge, memory, tried, uniform)
@@ -247,7 +262,7 @@ def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chos
         search.search(families, start)
     search.vary_units()
     if search.best is None:
-        raise BenchError("--per-unit: no choice by unit fits safely: smaller batches or more GPUs may")
+        raise NothingFitsError("--per-unit: no choice by unit fits safely: smaller batches or more GPUs may")
     return Chosen(uniform, search.best, search.simulated, _usable(search.best.config, memory))
 
 
@@ -261,13 +276,14 @@ def is_safe(candidate: Candidate) -> bool:
 
 
 def _families(tried: Sequence[Candidate]) -> list[tuple[list[Family], int]]:
-    """Return the families whose uniform candidates are near the fastest: one a batch, and where to start."""
+    """Return the families of which uniform candidates are near the fastest: one a batch, and where to start."""
     found: dict[str, dict[int, tuple[Config, float]]] = {}
     for each in tried:
         base = _base_of(each.config)
         key = content_key(dataclasses.replace(base, settings=base.settings.changed(batch=1)))
         batches, batch = found.setdefault(key, {}), base.settings.batch
-        speed = each.speed if is_safe(each) else 0.0
+        belongs = is_safe(each) and (not each.config.settings.activation_offload or _can_offload(base))
+        speed = each.speed if belongs else 0.0
         batches[batch] = (base, max(speed, batches.get(batch, (base, 0.0))[1]))
     speeds = {key: max(speed for _, speed in batches.values()) for key, batches in found.items()}
     near = [key for key, speed in speeds.items() if speed >= _NEAR * max(speeds.values())]
@@ -292,7 +308,7 @@ def _base_of(config: Config) -> Config:
 
 
 def family_of(base: Config) -> Family:
-    """Return the family of a configuration. Raises `BenchError` for a model without blocks."""
+    """Return the family of a configuration. Raises `UsageError` for a model without blocks."""
     workload, wrap = workload_named(base), base.settings.wrap
     with torch.device("meta"):
         model = workload.build()
@@ -303,14 +319,18 @@ def family_of(base: Config) -> Family:
         if isinstance(module, workload.block_classes)
     )
     if not kinds:
-        raise BenchError(f"--per-unit: {workload.name} has no blocks to choose for: leave it out")
+        raise UsageError(f"--per-unit: {workload.name} has no blocks to choose for: leave it out")
     free = base.settings.strategy in _GATHERED.values()
     free &= "reshard_after_forward" not in not_applicable(base, ("reshard_after_forward",))
-    units, moved = workload.units(wrap) or 0, base.settings.changed(activation_offload=True)
-    offloads = units == len(kinds) and not not_applicable(
-        dataclasses.replace(base, settings=moved), ("activation_offload",), base
-    )
-    return Family(base, kinds, units if free else 0, offloads)
+    units = workload.units(wrap) or 0
+    return Family(base, kinds, units if free else 0, _can_offload(base))
+
+
+def _can_offload(base: Config) -> bool:
+    """Return whether what a block saves may be offloaded: its system can, and each block is a unit."""
+    workload, moved = workload_named(base), base.settings.changed(activation_offload=True)
+    refused = not_applicable(dataclasses.replace(base, settings=moved), ("activation_offload",), base)
+    return not refused and workload.units(base.settings.wrap) == workload.units("block")
 
 
 def alike(kinds: Iterable[int]) -> tuple[int, ...]:
@@ -351,11 +371,16 @@ class Search:
         if self.best is None or self.best.config.script is not None:
             return
         for name, variants in _OF_UNITS.items():
-            left = _IN_VAIN
+            left, least = _IN_VAIN, 1.0 if name == "wrap" else _WORTH
             for group in variants(self.best.config):
                 before, left = self.best, left - 1
                 for config in group:
-                    if not_applicable(config, (name,)) or is_safe(self._tried(config)):
+                    if not_applicable(config, (name,)):
+                        break
+                    found = self._tried(config, least)
+                    if found.speed == before.speed and name != "wrap":
+                        left = 0  # no gather was late
+                    if is_safe(found):
                         break
                 if not (left := _IN_VAIN if self.best is not before else left):
                     break
@@ -363,7 +388,8 @@ class Search:
     def _simulated(self, configs: Iterable[Config]) -> list[Candidate]:
         keys = {content_key(config): config for config in configs}
         new = [config for key, config in keys.items() if key not in self._known]
-        self._known |= dict(zip(map(content_key, new), self._judge(new), strict=True))
+        if new:
+            self._known |= dict(zip(map(content_key, new), self._judge(new), strict=True))
         self.simulated += len(new)
         return [self._known[key] for key in keys]
 
@@ -414,27 +440,35 @@ class Search:
             return dataclasses.replace(found, memory=roomy.memory)
         return found
 
-    def _tried(self, config: Config) -> Candidate:
-        """Simulate a configuration; it may be the best."""
+    def _tried(self, config: Config, least: float = 1.0) -> Candidate:
+        """Simulate a configuration; it is the best if it is faster by more than the factor `least`."""
         (found,) = self._simulated([config])
-        if is_safe(found) and (self.best is None or found.speed > self.best.speed):
+        if is_safe(found) and (self.best is None or found.speed > least * self.best.speed):
             self.best = found
         return found
 
     def _improve(self, family: Family, costs: Costs, gib: float, mix: Mix) -> None:
-        """Go to the fastest neighbour as long as there is a faster one that fits."""
+        """Go to the fastest neighbour as long as there is a faster one that fits. A neighbour is expected to
+        differ from the nearest mix that ran here, this one or a neighbour before, as the model says."""
         now, moved = self._exact(family, mix), True
+        errors = {mix: _figures(now) - costs.of(mix)}
         while moved:
-            moved = False
-            error = np.array([1 / now.speed, _gib(now)]) - costs.of(mix)
-            likely = []
-            for other, moves in _neighbours(family, mix).items():
-                time, size = costs.of(other) + error
-                margin = _MARGIN if moves == 1 else 0.0
-                if time * now.speed < 1 + margin and size < (1 + margin) * gib:
-                    likely.append((time, other))
-            for _, other in sorted(likely, key=lambda each: each[0])[:_TRIES]:
+            moved, tried = False, {mix}
+            while len(tried) <= _TRIES:
+                likely = {}
+                for other, moves in _neighbours(family, mix).items():
+                    nearest = min(errors, key=lambda each: (other.apart(each), each != mix))
+                    time, size = costs.of(other) + errors[nearest]
+                    margin = _MARGIN if moves == 1 else 0.0
+                    if time * now.speed < 1 + margin and size < (1 + margin) * gib and other not in tried:
+                        likely[other] = time
+                if not likely:
+                    break
+                other = min(likely, key=lambda each: likely[each])
                 found = self._exact(family, other)
+                tried.add(other)
+                if found.speed:
+                    errors[other] = _figures(found) - costs.of(other)
                 if is_safe(found) and found.speed > now.speed:
                     now, mix, moved = found, other, True
                     break

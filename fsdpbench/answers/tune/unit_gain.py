@@ -39,10 +39,14 @@ class UnitGain:
     gain: Paired | None
 
     def to_dict(self) -> Mapping[str, object]:
-        """Return the record in `tune.json`."""
+        """Return the record in JSON: the choice in full, which the name does not say."""
         chosen, gain = self.chosen, self.gain
+        best = chosen.by_unit
         return {
-            "best": chosen.by_unit.config.name,
+            "best": best.config.name,
+            "settings": best.config.settings.to_dict(),
+            "speed": best.speed,
+            "peak_reserved_bytes": best.memory,
             "uniform": chosen.uniform and chosen.uniform.config.name,
             "gain": gain and {"change": gain.change, "interval": [gain.low, gain.high]},
             "simulated": chosen.simulated,
@@ -69,8 +73,8 @@ class UnitGain:
             how += f", {name} {words}".lower() if value is not None else ""
         how += f"; {gib(chosen.by_unit.memory)} of {gib(chosen.usable)} GiB"
         if chosen.uniform is None or self.gain is None:
-            return f"{how}; no uniform configuration fits safely"
-        return f"{how}, {self.gain} against the best uniform ({gib(chosen.uniform.memory)} GiB)"
+            return f"{how}; no uniform one tried fits safely"
+        return f"{how}, {self.gain} against the best uniform one tried ({gib(chosen.uniform.memory)} GiB)"
 
 
 def gained(folder: Path, chosen: Chosen) -> UnitGain:

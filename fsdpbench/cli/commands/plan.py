@@ -86,7 +86,9 @@ def command(
     chooses = foreseen if options["per_unit"] else None
     if as_json:
         content = _as_json(plan.points, plan.notes, foreseen)
-        content |= {"per_unit": _by_unit(chooses, jobs).to_dict()} if chooses else {}
+        if chooses:
+            found = _by_unit(chooses, jobs)
+            content["per_unit"] = found and found.to_dict()
         remedies = None if advice is None else as_dict(advice)["changes"]
         show_json(content | {"by_gpus": [row.to_dict() for row in by_count], "remedies": remedies})
         return
@@ -98,8 +100,8 @@ def command(
     if len(by_count) > 1:
         print_rows(by_count, budget)
     print_endured(by_count)
-    if chooses:  # last: it may find nothing
-        _print_by_unit(_by_unit(chooses, jobs))
+    if chooses and (found := _by_unit(chooses, jobs)):
+        _print_by_unit(found)
 
 
 def _print_by_unit(found: UnitGain) -> None:
@@ -112,10 +114,10 @@ def _print_by_unit(found: UnitGain) -> None:
     show(run_command(best.config))
 
 
-def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain:
-    """Choose by unit, starting from what is expected of the points."""
+def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain | None:
+    """Choose by unit, starting from what is expected of the points; None, and say so, if nothing fits."""
     from fsdpbench.answers.tune.front import Candidate, Goal, judge
-    from fsdpbench.answers.tune.per_unit import choose
+    from fsdpbench.answers.tune.per_unit import NothingFitsError, choose
     from fsdpbench.answers.tune.unit_gain import UnitGain
     from fsdpbench.sweep.prediction import as_simulated
     from fsdpbench.sweep.trials import simulate
@@ -131,7 +133,11 @@ def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain:
         config, speed, memory = as_simulated(each.config), each.throughput or 0.0, each.peak_reserved_bytes
         if config is not None and each.status is not None:
             tried.append(Candidate(config, each.status, speed, memory, speed > 0, each.interval, each.risky))
-    return UnitGain.of(choose(tried, run, None))
+    try:
+        return UnitGain.of(choose(tried, run, None))
+    except NothingFitsError as error:
+        tell(str(error))
+        return None
 
 
 def _advice(foreseen: Forecast, jobs: int) -> Advice | None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from fsdpbench.sweep.spaces.space import Plan
     from fsdpbench.sweep.trials import Pool
 
+_OF_SIMULATED_GPUS = frozenset({"hardware", "software", "sanitize", "gpus_used_per_node", "nic_gb_s"})
 
 launcher_options = values.grouped(
     click.option("--launcher", type=click.Choice(["local", "torchrun", "slurm"]), default="local"),
@@ -217,12 +218,14 @@ def device_named(named: str | None, space: str | None) -> str | None:
 
 def request_from(space: str | None, assignments: tuple[str, ...], options: dict[str, Any]) -> SweepRequest:
     """Return the request of a command: flags before `--set` before the TOML file `space` before the defaults.
-    Raises `UsageError` where no model is named."""
+    Where a flag names real devices, what the file says of simulated GPUs alone is left out. Raises
+    `UsageError` where no model is named."""
     from fsdpbench.cli.requests.request import gpu_counts, make_request
 
     from_file = ({}, {}) if space is None else read_space_file(space)
     named = {k: v for k, v in options.items() if v is not None and v != () and k not in SETTINGS}
-    target = {**from_file[0], **named}
+    real = named.get("device") in ("cpu", "cuda")
+    target = {k: v for k, v in from_file[0].items() if not (real and k in _OF_SIMULATED_GPUS)} | named
     lists = {**from_file[1], **given_settings(options, assignments)}
     if target.get("nnodes") and target.get("gpus_per_node") is None:
         target["gpus_per_node"] = max(gpu_counts(target.get("gpus"))) // target["nnodes"] or 1

@@ -54,11 +54,27 @@ def test_by_unit_is_never_slower_than_the_points(planned: Plan, matches_schema: 
     plan = planned(*words.split(), "--batch", "96,192", "--activation-checkpointing", "full", "--per-unit")
     matches_schema("plan", plan)
     by_unit = plan["per_unit"]
+    assert set(by_unit["settings"]) <= set(plan["points"][0]["config"]["settings"])
     assert by_unit["uniform"] in [point["name"] for point in plan["points"]]
     low, high = by_unit["gain"]["interval"]
     assert low < by_unit["gain"]["change"] < high
     assert by_unit["gain"]["change"] > 0.05, "at batch 96 nothing has to be recomputed"
     assert by_unit["best"] not in [point["name"] for point in plan["points"]]
+
+
+def test_that_nothing_fits_by_unit_is_an_answer(
+    fsdpbench: Any, planned: Plan, matches_schema: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_fits(*args: object) -> None:
+        raise per_unit.NothingFitsError("no choice by unit fits")
+
+    monkeypatch.setattr(per_unit, "choose", none_fits)
+    words = "--model gpt-tiny --gpus 2 --device sim --batch 2 --wrap block,root --per-unit".split()
+    plan = planned(*words)
+    matches_schema("plan", plan)
+    assert plan["per_unit"] is None
+    done = fsdpbench("plan", *words)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "no choice by unit fits")
 
 
 def test_by_unit_needs_simulated_gpus(fsdpbench: Any) -> None:

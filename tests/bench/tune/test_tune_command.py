@@ -11,6 +11,10 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from fsdpbench.answers.tune.run import one_point_space
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import to_toml
+from fsdpbench.cli.commands.sweep import request_from
 from fsdpbench.cli.commands.tune import command
 
 TUNE = [
@@ -85,6 +89,21 @@ def test_the_choice_by_unit_is_the_best_and_is_drawn(
     assert "RECOMPUTED = " in (folder / "best_torch_fsdp2.py").read_text()
     picture = ElementTree.parse(folder / "per_unit.svg").getroot()
     assert [word for word in picture.itertext() if "GiB allocated" in word]
+
+
+@pytest.mark.parametrize("place", [{}, {"gpus_used_per_node": 2}, {"nic_gb_s": 50.0}])
+def test_what_was_simulated_is_measured_by_naming_the_device(place: dict[str, Any], tmp_path: Path) -> None:
+    settings = {"batch": 4, "activation_checkpointing": "full:2+none:2"}
+    place = {"gpus": 4, "device": "sim", "hardware": "h100-80gb", "software": "fsdp1-2022"} | place
+    found = {"model": "gpt-tiny", "system": "torch-fsdp1", **place, "settings": settings}
+    (tmp_path / "space.toml").write_text(to_toml(found))
+    (point,) = request_from(str(tmp_path / "space.toml"), (), {}).plan().points
+    (tmp_path / "best.toml").write_text(to_toml(one_point_space(point)))
+    (measured,) = request_from(str(tmp_path / "best.toml"), (), {"device": "cpu"}).plan().points
+    assert (measured.device, measured.hardware, measured.software) == ("cpu", None, None)
+    assert (measured.settings, measured.gpus) == (point.settings, 4)
+    with pytest.raises(UsageError, match="--hardware a100-80gb is for simulated GPUs"):
+        request_from(str(tmp_path / "best.toml"), (), {"device": "cpu", "hardware": "a100-80gb"})
 
 
 def test_by_unit_is_for_simulated_gpus(tmp_path: Path) -> None:
