@@ -11,7 +11,7 @@ arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import isinf, prod
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import (
+    MOST_LISTED,
     assumed_of,
     choice_of,
     mark,
@@ -70,9 +71,10 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     rows = rows_of(mask)
     if rows is None:
         raise data_dependent(operator)
-    known = choice_of(mask)
-    if ACCELERATOR.on_value is not None and isinstance(known, Share):
-        ACCELERATOR.on_value("torch.nonzero", f"balanced: {rows} of {mask.numel()}", False)
+    known, number = choice_of(mask), known_of(mask)
+    guess = "balanced" if isinstance(known, Share) else "assumed" if number and number.assumed else ""
+    if ACCELERATOR.on_value is not None and guess:
+        ACCELERATOR.on_value("torch.nonzero", f"{guess}: {rows} of {mask.numel()}", False)
     count = torch.count_nonzero(mask)
     ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=count)
     nbytes = rows * mask.dim() * _INDEX.itemsize
@@ -84,7 +86,7 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
     if isinstance(known, Listed):
         mark(places, Listed(placed(known.values, mask).nonzero().t().reshape(-1)))
-    elif mask.dim() == 1 and rows == mask.numel():
+    elif mask.dim() == 1 and rows in (0, mask.numel()):
         mark(places, Listed(torch.arange(rows)))
     return places
 
@@ -118,8 +120,11 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 def written_by_places(
     operator: Any, by_shape: Kernel, tensor: torch.Tensor, indices: Sequence[Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`."""
-    return by_shape(tensor, by_places(indices), *args, **kwargs)
+    """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`; without places nothing is done."""
+    places = by_places(indices)
+    if operator._schema.name.endswith("put_") and any(each is not None and not each.numel() for each in places):
+        return tensor
+    return by_shape(tensor, places, *args, **kwargs)
 
 
 CHOICE_OPERATORS: dict[str, Kernel] = {
@@ -346,14 +351,35 @@ def _compared(
     unknown = known_of(result) is None and choice_of(result) is None and tensors.is_on_device(first)
     answer = compare(name, first, second) if unknown else None
     if answer is not None:
-        learn(result, answer, assumed=tensors.Assumed.ANSWER)
+        checks_finite = first is second or (isinstance(second, float) and isinf(second))
+        learn(result, answer, assumed=tensors.Assumed.GUESS if checks_finite else tensors.Assumed.ANSWER)
     return result
 
 
 def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `isnan`, `isinf` and similar operators: simulated numbers are finite."""
     result: torch.Tensor = by_shape(tensor, **kwargs)
-    learn(result, False, assumed=tensors.Assumed.ANSWER)
+    learn(result, False, assumed=tensors.Assumed.GUESS)
+    return result
+
+
+def _ranged(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Run `arange`: whole numbers are known."""
+    result: torch.Tensor = by_shape(*args, **kwargs)
+    is_kept = result.dtype is torch.int64 and result.nbytes <= MOST_LISTED and "out" not in kwargs
+    if ACCELERATOR.follows_numbers and is_kept:
+        mark(result, tensors.Listed(operator(*args, **kwargs | {"device": torch.device("cpu")})))
+    return result
+
+
+def _found(operator: Any, by_shape: Kernel, elements: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Run `isin`: no unknown whole number (a sampled token) is one of those looked for; reported."""
+    result: torch.Tensor = by_shape(elements, *args, **kwargs)
+    is_whole = isinstance(elements, torch.Tensor) and not elements.is_floating_point()
+    if ACCELERATOR.follows_numbers and is_whole and known_of(result) is choice_of(result) is None:
+        learn(result, kwargs.get("invert", False), assumed=tensors.Assumed.GUESS)
+        if ACCELERATOR.on_value is not None:
+            ACCELERATOR.on_value("torch.isin", "none is: sampled texts reach their longest", False)
     return result
 
 
@@ -421,6 +447,7 @@ SPECIAL_OPERATORS: dict[str, Kernel] = {
     **dict.fromkeys(("fill_", "full", "ones", "scalar_tensor"), _filled),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
     **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), _never), "index": _index,
+    "arange": _ranged, "isin": _found,
     **dict.fromkeys(("masked_fill", "masked_fill_"), _masked_fill), "bincount": _counted, "histc": _counted,
     "repeat_interleave": _repeated, **CHOICE_OPERATORS, "unique_dim": _refused, "_unique": _refused,
     "_unique2": _refused, "unique_consecutive": _refused, "unique_dim_consecutive": _refused,
