@@ -276,7 +276,7 @@ def is_safe(candidate: Candidate) -> bool:
 
 
 def _families(tried: Sequence[Candidate]) -> list[tuple[list[Family], int]]:
-    """Return the families of which uniform candidates are near the fastest: one a batch, and where to start."""
+    """Return the families whose uniform candidates are near the fastest: one a batch, and where to start."""
     found: dict[str, dict[int, tuple[Config, float]]] = {}
     for each in tried:
         base = _base_of(each.config)

@@ -65,7 +65,7 @@ _SAME = {
 _COMPUTED = {
     "sum", "count_nonzero", "any", "all", "cumsum", "clone", "roll", "_to_copy", "max", "min", "amax", "amin",
     "copy_", "cat", "stack", "constant_pad_nd", "index", "index_select", "gather", "flip", "repeat", "sort",
-    "argmax", "index_put_", "scatter_", "floor_divide", "fill_", "zero_", "one_hot", "tril", "triu",
+    "argmax", "index_put_", "scatter_", "floor_divide", "fill_", "zero_", "one_hot", "tril", "triu", "isin",
 }  # fmt: skip
 """Operators beside the pointwise ones."""
 _DECIDING = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logical_and": False}

@@ -11,7 +11,7 @@ arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import isinf, prod
 from typing import Any
 
 import torch
@@ -87,7 +87,7 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
     if isinstance(known, Listed):
         mark(places, Listed(placed(known.values, mask).nonzero().t().reshape(-1), assumed))
-    elif mask.dim() == 1 and rows == mask.numel():
+    elif mask.dim() == 1 and rows in (0, mask.numel()):
         mark(places, Listed(torch.arange(rows), assumed))
     return places
 
@@ -121,8 +121,12 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 def written_by_places(
     operator: Any, by_shape: Kernel, tensor: torch.Tensor, indices: Sequence[Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`."""
-    return by_shape(tensor, by_places(indices), *args, **kwargs)
+    """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`; nothing is done without places."""
+    places = by_places(indices)
+    is_empty = any(each is not None and not each.numel() for each in places)
+    if is_empty and operator._schema.name.endswith("put_"):
+        return tensor
+    return by_shape(tensor, places, *args, **kwargs)
 
 
 CHOICE_OPERATORS: dict[str, Kernel] = {
@@ -358,7 +362,8 @@ def _compared(
     unknown = known_of(result) is None and choice_of(result) is None and tensors.is_on_device(first)
     answer = compare(name, first, second) if unknown else None
     if answer is not None:
-        learn(result, answer, assumed=tensors.Assumed.ANSWER)
+        checks_finite = first is second or (isinstance(second, float) and isinf(second))
+        learn(result, answer, assumed=tensors.Assumed.GUESS if checks_finite else tensors.Assumed.ANSWER)
     return result
 
 
@@ -366,7 +371,17 @@ def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any)
     """Run `isnan`, `isinf` and similar operators: simulated numbers are finite, unless they are known."""
     result: torch.Tensor = by_shape(tensor, **kwargs)
     if known_of(result) is None and choice_of(result) is None:
-        learn(result, False, assumed=tensors.Assumed.ANSWER)
+        learn(result, False, assumed=tensors.Assumed.GUESS)
+    return result
+
+
+def _found(operator: Any, by_shape: Kernel, elements: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Run `isin`: no unknown whole number (a sampled token) is one of those looked for; reported."""
+    result: torch.Tensor = by_shape(elements, *args, **kwargs)
+    is_whole = isinstance(elements, torch.Tensor) and not elements.is_floating_point()
+    if ACCELERATOR.follows_numbers and is_whole and known_of(result) is choice_of(result) is None:
+        learn(result, kwargs.get("invert", False), assumed=tensors.Assumed.GUESS)
+        ACCELERATOR.guess("torch.isin", "none is: sampled texts reach their longest")
     return result
 
 
@@ -443,6 +458,7 @@ SPECIAL_OPERATORS: dict[str, Kernel] = {
     **dict.fromkeys(("arange", "eye", "tril_indices", "triu_indices"), _numbered),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
     **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), _never), "index": _index,
+    "isin": _found,
     **dict.fromkeys(("masked_fill", "masked_fill_"), _masked_fill), "bincount": _counted, "histc": _counted,
     "repeat_interleave": _repeated, **CHOICE_OPERATORS, "unique_dim": _refused, "_unique": _refused,
     "_unique2": _refused, "unique_consecutive": _refused, "unique_dim_consecutive": _refused,
