@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -208,7 +208,7 @@ class Communicator(Membership):
         start = timeline.cpu
         timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * MEMBER_CPU_NS
         if any(not is_on_device(tensor) for tensor in outputs):  # as through gloo: no device time
-            self._follow(what, fill_on_host if accelerator.follows_numbers else None)
+            self._follow(what, fill_on_host)
             return CollectiveWork(accelerator, None, outputs)
         own, asynchronous = accelerator.collectives_on_own_streams, _is_asynchronous(opts)
         stream = self._stream_behind_current() if own or asynchronous else accelerator.stream
@@ -219,7 +219,8 @@ class Communicator(Membership):
             accelerator.account.collective(kind, inputs, outputs)
         text = "" if accelerator.trace is None else _inputs_of(kind, inputs, outputs, opts)
         self._queue(stream, what, start, text)
-        self._follow(what, follow_collective if accelerator.known_values else None)
+        if accelerator.known_values:
+            self._follow(what, follow_collective)
         if own:
             for tensor in (*inputs, *outputs):
                 use_on_stream(tensor, stream)
@@ -230,9 +231,9 @@ class Communicator(Membership):
             self._shelve(work)
         return work
 
-    def _follow(self, what: Collective, follow: Callable[[Any, int, int], None] | None) -> None:
+    def _follow(self, what: Collective, follow: Callable[[Any, int, int], None]) -> None:
         """Let `follow` compute the known values of each part of a collective."""
-        for part in (what.parts or (what,)) if follow is not None else ():
+        for part in what.parts or (what,):
             follow(part, self._group_size, self._rank_in_group)
 
     def _shelve(self, work: CollectiveWork) -> None:

@@ -120,10 +120,10 @@ def computed(
     return min(_keep(result, value, assumed) for result, value in zip(results, values, strict=True))
 
 
-def _writes_all(name: str, target: torch.Tensor, source: Any, index: Any = None, *rest: Any) -> bool:
+def _writes_all(name: str, target: Any, source: Any = None, index: Any = None, *rest: Any) -> bool:
     """Return whether `copy_`, or `scatter_` as in `invert_permutation`, writes the target's whole storage."""
-    record = record_of(target.untyped_storage())
-    if record is None or record.nbytes != target.nbytes or name not in ("copy_", "scatter_"):
+    record = record_of(target.untyped_storage()) if name in ("copy_", "scatter_") else None
+    if record is None or record.nbytes != target.nbytes:
         return False
     if name == "copy_":
         return target is not source
@@ -415,7 +415,7 @@ def _reduced(what: Any, value: torch.Tensor, size: int) -> torch.Tensor:
 def fill_on_host(what: Any, size: int, rank: int) -> None:
     """Compute a collective of the host's tensors as `follow_collective`, and mark what is assumed."""
     inputs, outputs = what.inputs, what.outputs
-    for place, output in enumerate(outputs):
+    for place, output in enumerate(outputs if ACCELERATOR.follows_numbers else ()):
         if inputs and output.numel() <= _MOST_FILLED:
             each = inputs[place if len(inputs) == len(outputs) else rank % len(inputs)]
             row = each.detach().reshape(-1)

@@ -428,7 +428,7 @@ def _all_alike(given: Mapping[str, Any]) -> None:
 
 
 def _as_if_sent(given: Mapping[str, Any]) -> None:
-    """Leave the objects as they are: those that this rank sends, or what another one is taken to send."""
+    """Leave the objects as they are: this rank sends them, or another one is assumed to send the same."""
     if not _is_source(given):
         ACCELERATOR.guess("object", "another rank's objects are this rank's")
 
