@@ -181,9 +181,11 @@ class _Running:
             pair = run_pair(request.config, folder, ranks, request.limit_s, summed)
             summed = pair.summed
             sharded, done = pair.sharded, [*done, str(ranks)]
-            if sharded.is_to_blame and pair.reference.steps > sharded.steps:
+            if sharded.is_to_blame and sharded.steps < pair.reference.steps and not pair.fails_alike:
                 fails = f"{sharded.place}: fails sharded, and runs unsharded: {sharded.cause}"
                 said = f"{sharded.steps or 'no'} step{'s' * (sharded.steps > 1)} on {ranks} CPU ranks"
+                if len(done) > 1:  # the script may need as many ranks as before
+                    return unknown(Part.GRADIENTS, f"{said}, {done[0]} do not fail: {fails}", seen)
                 return judged(Part.GRADIENTS, [fails, *seen], said)
             found = gradients.compare(pair)
             if found.is_doubtful:
