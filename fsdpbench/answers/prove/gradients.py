@@ -150,8 +150,7 @@ class _Step:
         self.scale = 1.0 if pair.summed else 1 / pair.sharded.ranks
         first = self.reference[0] if self.reference else StepRecord({})
         self.first, self.mean = first, first.mean
-        self.own_share = tolerance(first.computes, first.summands)
-        """Of what is not reduced."""
+        self.own_share = tolerance(first.computes, first.summands)  # of what is not reduced
         low = max([first.low, *(each.low for each in self.sharded)])
         share, absolute = reduction(low, pair.sharded.ranks, max(1, len(first.local)))
         self.share = self.own_share + share
@@ -208,8 +207,7 @@ class _Step:
         return [replace(each, values=each.values.double() / factor) for each in found if each is not None]
 
     def compensates(self, name: str) -> bool:
-        """Return whether a gradient is right because the script multiplies it after backward, as with the
-        ranks that FSDP divides by."""
+        """Return whether the script multiplies a gradient after backward, and makes it right by that."""
         pieces = self.read_gradients(name, 1.0) if self.factor > 1.5 else []
         return len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
 

@@ -80,11 +80,6 @@ class Pair:
     task: Task
     moved: RealRun | None = None
 
-    @property
-    def fails_alike(self) -> bool:
-        """Return whether both runs end with an error of the same line."""
-        return bool(self.sharded.place) and self.sharded.place == self.reference.place
-
 
 def run_pair(config: Config, folder: Path, ranks: int, timeout_s: float, summed: bool | None = None) -> Pair:
     """Run a script on real ranks, with and without sharding, in `folder`. `summed`: as `Pair` has it, if

@@ -69,8 +69,7 @@ class StepRecord:
     reduces: bool = False
     """Whether an optimizer has called a reduction in its step, so far."""
     splits: bool = False
-    """Whether the script itself, or `torch.distributed.nn` for it, called an all-to-all in a backward, or a
-    reduction among some ranks."""
+    """Whether it or `torch.distributed.nn` called all-to-all in a backward, or reduced among some ranks."""
     grouped: bool = False
     """Whether the script has process groups of some ranks, or a mesh of several dimensions."""
 
@@ -266,8 +265,8 @@ class ShardedWatch(Watch):
         super().__init__(own_files, folder, rank, steps)
 
     def _grouping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        ranks = args[0] if args else kwargs.get("ranks")
-        self._grouped |= ranks is not None and len(ranks) < dist.get_world_size()
+        every = range(dist.get_world_size())
+        self._grouped |= len((args[0] if args else kwargs.get("ranks")) or every) < len(every)
         return original(*args, **kwargs)
 
     def _meshing(self, original: Callable[..., Any], mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
