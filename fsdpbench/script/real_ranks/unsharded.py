@@ -110,7 +110,7 @@ class Reference(Watch):
             self.record.mean, self.record.bound, self.record.local = {}, {}, []
 
     def _adding(self, original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Leave joint gradients as they are, alone or in a row, where a script adds parts of a mean itself."""
+        """Leave joint gradients as they are, alone or in a row, where a script adds parts of a mean."""
         first, sums = tensor.detach().reshape(-1)[:1], (*args[:1], kwargs.get("op"), dist.ReduceOp.SUM)
         joint = self._scale == 1 and next(filter(None, sums)) == dist.ReduceOp.SUM and self.record.losses
         for each in (parameter.grad for parameter in self._parameters.values() if joint):
