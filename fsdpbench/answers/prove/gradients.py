@@ -114,8 +114,9 @@ def compare(pair: Pair) -> Compared:
         step.noise, step.hidden = noise, found.hidden
         found.compared |= set(step.held)
         found.add(step, {name: what for name in step.held if (what := _gradient(step, before, name))})
+        known = found.wrong | (step.mean.keys() - set(step.held))
         for check in (_losses, _clipping, _updates):
-            found.add(step, {name: what for name, what in check(step).items() if name not in found.wrong})
+            found.add(step, {name: what for name, what in check(step).items() if name not in known})
         if found.findings:
             break
     if not found.trained and not found.findings:
@@ -149,8 +150,7 @@ class _Step:
         self.scale = 1.0 if pair.summed else 1 / pair.sharded.ranks
         first = self.reference[0] if self.reference else StepRecord({})
         self.first, self.mean = first, first.mean
-        self.own_share = tolerance(first.computes, first.summands)
-        """Of what is not reduced."""
+        self.own_share = tolerance(first.computes, first.summands)  # of what is not reduced
         low = max([first.low, *(each.low for each in self.sharded)])
         share, absolute = reduction(low, pair.sharded.ranks, max(1, len(first.local)))
         self.share = self.own_share + share
@@ -162,8 +162,16 @@ class _Step:
 
     @cached_property
     def held(self) -> list[str]:
-        """Return the trained parameters that the sharded run has."""
-        return [name for name in sorted(self.mean) if any(name in rank.held for rank in self.sharded)]
+        """Return the trained parameters that the sharded run has, without those that the script itself moves,
+        by an optimizer of other tensors."""
+        now, after = (weights_of(rank.held for rank in each) for each in (self.sharded, self.after))
+        return [
+            name
+            for name in sorted(self.mean.keys() & {name for rank in self.sharded for name in rank.held})
+            if any(name in rank.optimized for rank in self.sharded)
+            or name not in now.keys() & after.keys()
+            or torch.equal(now[name].values, after[name].values)
+        ]
 
     def require_same_data(self) -> None:
         """Raise `CannotJudgeError` if a rank read other data in one of the runs."""
@@ -199,8 +207,7 @@ class _Step:
         return [replace(each, values=each.values.double() / factor) for each in found if each is not None]
 
     def compensates(self, name: str) -> bool:
-        """Return whether a gradient is right because the script multiplies it after backward, as with the
-        ranks that FSDP divides by."""
+        """Return whether the script multiplies a gradient after backward, and makes it right by that."""
         pieces = self.read_gradients(name, 1.0) if self.factor > 1.5 else []
         return len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
 

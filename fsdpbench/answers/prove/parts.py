@@ -180,10 +180,12 @@ class _Running:
             folder = self._folder / f"gradients{ranks}"
             pair = run_pair(request.config, folder, ranks, request.limit_s, summed)
             summed = pair.summed
-            sharded, done = pair.sharded, [*done, str(ranks)]
-            if sharded.is_to_blame and pair.reference.steps > sharded.steps:
+            sharded, plain, done = pair.sharded, pair.reference, [*done, str(ranks)]
+            if sharded.is_to_blame and sharded.steps < plain.steps and sharded.place != plain.place:
                 fails = f"{sharded.place}: fails sharded, and runs unsharded: {sharded.cause}"
                 said = f"{sharded.steps or 'no'} step{'s' * (sharded.steps > 1)} on {ranks} CPU ranks"
+                if len(done) > 1:  # the script may need as many ranks as before
+                    return unknown(Part.GRADIENTS, f"{said}, {done[0]} do not fail: {fails}", seen)
                 return judged(Part.GRADIENTS, [fails, *seen], said)
             found = gradients.compare(pair)
             if found.is_doubtful:
@@ -196,8 +198,7 @@ class _Running:
             said = f"{right} of {len(found.trained)} parameters equal to the unsharded model's ({ran})"
             if lines:
                 break
-            failure = sharded.failure or (pair.reference.steps < sharded.steps and pair.reference.failure)
-            if failure:
+            if failure := sharded.failure or (plain.steps < sharded.steps and plain.failure):
                 return unknown(Part.GRADIENTS, f"{failure}; until then {said}", seen)
             if found.hidden:
                 said += f"; rounding changes {shown(sorted(found.hidden))} as much as faults do: try float32"

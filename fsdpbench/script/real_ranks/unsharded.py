@@ -103,16 +103,14 @@ class Reference(Watch):
         record.computes = max([record.computes, *_computes])
 
     def _forget(self, before: Mapping[str, torch.Tensor | None]) -> None:
-        """Begin again where a script throws gradients away: of a first backward that warms up, or of other
-        weights (sharpness-aware steps)."""
+        """Begin again where a script drops gradients: of its first backward, or of weights that it moved."""
         sums = [float(each.detach().double().sum()) for each in self._parameters.values()]
         moved, self._sums = sums != self._sums, sums
         if (moved or not self.count) and not any(each is not None and each.any() for each in before.values()):
             self.record.mean, self.record.bound, self.record.local = {}, {}, []
 
     def _adding(self, original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Leave joint gradients as they are, alone or in a row, where a script whose gradients are added adds
-        them itself."""
+        """Leave joint gradients as they are, alone or in a row, where a script adds parts of a mean."""
         first, sums = tensor.detach().reshape(-1)[:1], (*args[:1], kwargs.get("op"), dist.ReduceOp.SUM)
         joint = self._scale == 1 and next(filter(None, sums)) == dist.ReduceOp.SUM and self.record.losses
         for each in (parameter.grad for parameter in self._parameters.values() if joint):
@@ -278,8 +276,7 @@ class _Unsharded(nn.Module):
     set_state_dict_type = staticmethod(_nothing)
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Do without the hook. Raises `NotComparedError` for torch's hooks that lose parts of gradients, also
-        inside of one that casts."""
+        """Do without the hook. Raises `NotComparedError` for torch's that lose parts, also in others."""
         inside = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
         if any(_LOSSY.fullmatch(getattr(each, "__module__", None) or "") for each in (hook, *inside)):
             raise NotComparedError("a communication hook that loses parts of gradients")

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.nn import functional as differentiable
 from torch.distributed.tensor import parallel
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -68,7 +69,7 @@ class StepRecord:
     reduces: bool = False
     """Whether an optimizer has called a reduction in its step, so far."""
     splits: bool = False
-    """Whether the script itself called an all-to-all in a backward, or a reduction among some ranks."""
+    """Whether it or `torch.distributed.nn` called all-to-all in a backward, or reduced among some ranks."""
     grouped: bool = False
     """Whether the script has process groups of some ranks, or a mesh of several dimensions."""
 
@@ -145,7 +146,8 @@ class Watch:
             self.record.low = max([self.record.low, *(torch.finfo(kind).eps for kind in kinds)])
         part = kwargs.get("group") is not None and kwargs["group"].size() < dist.get_world_size()
         if self._depth and (part or original.__name__ in _EXCHANGES):
-            self.record.splits |= self._own_files.has(sys._getframe(2).f_code.co_filename)
+            caller = sys._getframe(2).f_code.co_filename
+            self.record.splits |= caller == differentiable.__file__ or self._own_files.has(caller)
         return original(*args, **kwargs)
 
     def _optimized(self) -> set[int]:
@@ -263,8 +265,8 @@ class ShardedWatch(Watch):
         super().__init__(own_files, folder, rank, steps)
 
     def _grouping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        ranks = args[0] if args else kwargs.get("ranks")
-        self._grouped |= ranks is not None and len(ranks) < dist.get_world_size()
+        every = range(dist.get_world_size())
+        self._grouped |= len((args[0] if args else kwargs.get("ranks")) or every) < len(every)
         return original(*args, **kwargs)
 
     def _meshing(self, original: Callable[..., Any], mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:

@@ -24,6 +24,7 @@ HEAD = """<!-- Made by pytest -n 0 -m campaign tests/bench/prove/test_corpus.py:
 Faults of real FSDP training, rebuilt as small programs in
 [tests/bench/prove/faults](../tests/bench/prove/faults), on 4 simulated GPUs and 4 CPU ranks. Each program has
 a corrected twin, on which every part is silent.
+What is "not found" the script does without sharding too.
 
 """
 SHARED = ("common", "saving")

@@ -404,6 +404,54 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("assert step < 1", "AssertionError"),
+        ("assert dist.get_rank() and step", "AssertionError"),
+        ("assert type(next(model.parameters())) is nn.Parameter", "fails sharded, and runs unsharded"),
+    ],
+)
+def test_an_error_is_a_finding_where_only_the_sharded_script_has_it(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    start = """
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    found = gradients_of(f"{start}{TRAIN}    {text}\n", tmp_path)
+    assert found.verdict is (Verdict.FINDING if "fails" in words else Verdict.UNKNOWN), found
+    assert words in " ".join([found.summary, *found.findings])
+
+
+@pytest.mark.campaign
+def test_a_program_that_steps_other_tensors_is_not_judged(tmp_path: Path) -> None:
+    text = """
+dist.init_process_group("nccl")
+model = net().cuda()
+weights = list(model.parameters())
+flat = torch.cat([p.detach().reshape(-1) for p in weights])
+own = flat.chunk(dist.get_world_size())[dist.get_rank()].clone().requires_grad_()
+optimizer = torch.optim.SGD([own], lr=0.1)
+for step in range(5):
+    model(data(step)).square().mean().backward()
+    whole = torch.cat([p.grad.reshape(-1) for p in weights])
+    own.grad = torch.empty_like(own)
+    dist.reduce_scatter_tensor(own.grad, whole)
+    own.grad /= dist.get_world_size()
+    optimizer.step()
+    dist.all_gather_into_tensor(flat, own.detach())
+    model.zero_grad()
+    for p, part in zip(weights, flat.split([p.numel() for p in weights])):
+        p.data.copy_(part.view_as(p))
+"""
+    found = gradients_of(text, tmp_path)
+    assert found.verdict is Verdict.UNKNOWN, found
+
+
+@pytest.mark.campaign
 def test_a_model_that_is_split_by_hand_is_not_judged(tmp_path: Path) -> None:
     found = gradients_of(SPLIT, tmp_path, ranks=4)
     assert found.verdict is Verdict.UNKNOWN, found

@@ -1,4 +1,4 @@
-"""DDP wraps the backbone only: nobody reduces the gradients of the head, a module of its own."""
+"""DDP wraps the backbone only: the gradients of the head, a module of its own, are not reduced."""
 
 import itertools
 
