@@ -73,6 +73,7 @@ def left_of(device: str) -> torch.Tensor:
 CASES: dict[str, Case] = {
     "one side decides": left_of,
     "a false side": lambda d: torch.full((4,), False, device=d).logical_and(never(d)),
+    "nor a truth of numbers": lambda d: never(d).long().add(2) | torch.full((4,), True, device=d),
     "a number decides nothing": lambda d: torch.ones(4, dtype=torch.int64, device=d) | 2 * never(d).long(),
     "numbers over a number": written_over,
     "then as floats": lambda d: written_over(d).float().sum(),

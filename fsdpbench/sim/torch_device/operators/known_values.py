@@ -326,8 +326,9 @@ def _evaluate(
         return known_of(taken[1])
     known = [known_of(tensor) for tensor in taken]
     if not results or any(each is None for each in known):
+        decides = _DECIDING.get(name) if results and results[0].dtype is torch.bool else None
         bools = [each for each in known if each is not None and each.value.dtype is torch.bool]
-        return next((each for each in bools if each.value.item() is _DECIDING.get(name)), None)
+        return next((each for each in bools if each.value.item() is decides), None)
     values = [each.value for each in known if each is not None]
     assumed = max(each.assumed for each in known if each is not None)
     if name in _SAME and len(results) == 1 and all(torch.equal(value, values[0]) for value in values):
