@@ -20,48 +20,16 @@ from fsdpbench import __version__, is_command
 from fsdpbench.base import interruption
 from fsdpbench.base.errors import BenchError, ExitCode
 from fsdpbench.base.files.documents import rows_beside
-from fsdpbench.cli.output import say
+from fsdpbench.cli.output import say, tell
 from fsdpbench.cli.requests.completion import COMPLETE_VARIABLE, answer
 from fsdpbench.cli.startup import check_place
 
-_COMMANDS = {
-    "sweep": "Run many configurations and rank them.",
-    "run": "Run one configuration.",
-    "plan": "Predict what fits, how fast it is and what it costs, without running it.",
-    "tune": "Search for the best configurations.",
-    "analyze": "Show overlap, exposed communication and memory of any Kineto trace.",
-    "prove": "Prove a training script: gradients, races, ranks, memory, resuming, speed.",
-    "upgrade": "Compare a script under two versions of its packages; exit 1 if worse.",
-    "explain": "Explain why memory ran out, and find the smallest changes that fit.",
-    "expect": "Say whether a measured speed is normal, and what would explain it.",
-    "watch": "Watch a sweep, its page rewritten as results arrive.",
-    "report": "Write the report of a run folder.",
-    "compare": "Compare two runs and name what got worse; exit 1 on a regression.",
-    "check": "Compare a sweep with a baseline; exit 1 on a regression.",
-    "baseline": "Create or update a baseline.",
-    "calibrate": "Measure a machine's GPUs and write its hardware profile.",
-    "validate": "Simulate published runs and compare with their figures.",
-    "reproduce": "Draw the FSDP paper's figures, published and simulated, on one page.",
-    "atlas": "Look up the best settings of known models on known chips.",
-    "doctor": "Test what this machine can run.",
-    "list": "List models, systems, hardware profiles and settings.",
-    "mcp": "Serve these commands to agents (Model Context Protocol).",
-    "completion": "Print shell completion for bash, zsh or fish.",
-}
-
-_PLACES = {
-    "report": "commands.pages.report_command",
-    "watch": "commands.pages.command",
-    "compare": "commands.check.compare_command",
-    "baseline": "commands.check.baseline_command",
-    "expect": "commands.explain.expect_command",
-    "upgrade": "commands.prove.upgrade_command",
-    "doctor": "commands.list.doctor_command",
-    "completion": "requests.completion.command",
-}
-"""Module and function of a command below `fsdpbench.cli`, where not `commands.NAME.command`."""
+_ROWS = rows_beside(__file__, "commands.csv")
+_COMMANDS = {row["command"]: row["summary"] for row in _ROWS}
+_PLACES = {row["command"]: row["place"] for row in _ROWS if row["place"]}
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
+_NO_COMMAND: type[Exception] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class _LazyGroup(click.Group):
@@ -142,6 +110,9 @@ def _invoke() -> int:
         except click.exceptions.Exit as stop:
             code = stop.exit_code
         sys.stdout.flush()
+    except _NO_COMMAND as error:
+        tell(error)
+        return ExitCode.USAGE
     except click.ClickException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "fsdpbench")
         say(f"{' '.join(error.format_message().split())} (`{command} --help` tells more)")

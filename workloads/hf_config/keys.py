@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fsdpbench.base.configuration.config import ShapeValue
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.reading import JsonObject
 from fsdpbench.workloads.rotations import Rope
 from fsdpbench.workloads.shape import NotBuiltError, ShapeError, check_layers
@@ -14,25 +15,7 @@ from fsdpbench.workloads.shape import NotBuiltError, ShapeError, check_layers
 _LARGEST = 2**63 - 1
 _SHOWN = 60
 
-# What generation, checkpoints, heads of other tasks and the library itself need: nothing of the model's own.
-# fmt: off
-HARMLESS = frozenset((
-    "_attn_implementation_autoset", "_name_or_path", "add_cross_attention", "attn_implementation",
-    "auto_map", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "cache_implementation",
-    "chunk_size_feed_forward", "classifier_dropout", "cross_attention_hidden_size",
-    "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
-    "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
-    "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing",
-    "id2label", "initializer_factor", "initializer_range", "is_decoder", "is_encoder_decoder",
-    "is_llama_config", "label2id", "length_penalty", "max_length", "min_length", "mlp_implementation",
-    "model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
-    "output_past", "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
-    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate",
-    "router_aux_loss_coef", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
-    "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "transformers_version",
-    "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache", "use_return_dict",
-))
-# fmt: on
+HARMLESS = frozenset(table_beside(__file__, "harmless.toml")["keys"].split())
 _EMPTY_IS_NONE = ("pruned_heads",)
 _WITH_LANGUAGE_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
 _EXPANDED = ("mxfp4", "fp8", "compressed-tensors")

@@ -50,10 +50,8 @@ _NEAR = 0.99
 _STEPS, _MOST_KINDS = (4, 1), 3
 _IN_VAIN = 2
 """Changes of units of one sort that are tried at most, in a row without one that is faster."""
-_WORTH = 1.0001
-"""The factor by which prefetch has to be faster: explicit distances are long to write."""
 _MARGIN = 0.001
-"""The share of time and memory by which the program may err between neighbours."""
+"""The share by which the program may err between neighbours; prefetch has to gain more."""
 
 Judge = Callable[[Sequence[Config]], list[Candidate]]
 
@@ -276,7 +274,7 @@ def is_safe(candidate: Candidate) -> bool:
 
 
 def _families(tried: Sequence[Candidate]) -> list[tuple[list[Family], int]]:
-    """Return the families whose uniform candidates are near the fastest: one a batch, and where to start."""
+    """Return the families with uniform candidates near the fastest: one a batch, and where to start."""
     found: dict[str, dict[int, tuple[Config, float]]] = {}
     for each in tried:
         base = _base_of(each.config)
@@ -371,7 +369,7 @@ class Search:
         if self.best is None or self.best.config.script is not None:
             return
         for name, variants in _OF_UNITS.items():
-            left, least = _IN_VAIN, 1.0 if name == "wrap" else _WORTH
+            left, least = _IN_VAIN, 1.0 if name == "wrap" else 1 + _MARGIN
             for group in variants(self.best.config):
                 before, left = self.best, left - 1
                 for config in group:
@@ -450,28 +448,25 @@ class Search:
     def _improve(self, family: Family, costs: Costs, gib: float, mix: Mix) -> None:
         """Go to the fastest neighbour as long as there is a faster one that fits. A neighbour is expected to
         differ from the nearest mix that ran here, this one or a neighbour before, as the model says."""
-        now, moved = self._exact(family, mix), True
-        errors = {mix: _figures(now) - costs.of(mix)}
-        while moved:
-            moved, tried = False, {mix}
-            while len(tried) <= _TRIES:
-                likely = {}
-                for other, moves in _neighbours(family, mix).items():
-                    nearest = min(errors, key=lambda each: (other.apart(each), each != mix))
-                    time, size = costs.of(other) + errors[nearest]
-                    margin = _MARGIN if moves == 1 else 0.0
-                    if time * now.speed < 1 + margin and size < (1 + margin) * gib and other not in tried:
-                        likely[other] = time
-                if not likely:
-                    break
-                other = min(likely, key=lambda each: likely[each])
-                found = self._exact(family, other)
-                tried.add(other)
-                if found.speed:
-                    errors[other] = _figures(found) - costs.of(other)
-                if is_safe(found) and found.speed > now.speed:
-                    now, mix, moved = found, other, True
-                    break
+        now, left = self._exact(family, mix), _TRIES
+        errors, tried = {mix: _figures(now) - costs.of(mix)}, {mix}
+        while left:
+            likely = {}
+            for other, moves in _neighbours(family, mix).items():
+                nearest = min(errors, key=lambda each: (other.apart(each), each != mix))
+                time, size = costs.of(other) + errors[nearest]
+                margin = _MARGIN if moves == 1 else 0.0
+                if time * now.speed < 1 + margin and size < (1 + margin) * gib and other not in tried:
+                    likely[other] = time
+            if not likely:
+                return
+            other = min(likely, key=lambda each: likely[each])
+            found, left = self._exact(family, other), left - 1
+            tried.add(other)
+            if found.speed:
+                errors[other] = _figures(found) - costs.of(other)
+            if is_safe(found) and found.speed > now.speed:
+                now, mix, left = found, other, _TRIES
 
 
 def _neighbours(family: Family, mix: Mix) -> dict[Mix, int]:

@@ -37,6 +37,7 @@ from fsdpbench.launch import fork_server
 if TYPE_CHECKING:
     from fsdpbench.answers.tune.front import Goal
     from fsdpbench.answers.tune.run import Answer, Effort
+    from fsdpbench.sweep.planning import Target
 
 _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 
@@ -46,7 +47,7 @@ _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
-@click.option("--for", "goal", default="tokens_per_s")
+@click.option("--for", "goal")
 @click.option("--memory")
 @click.option("--trials", type=whole(most=1_000_000), default=160)
 @click.option("--seed-search", type=whole(0, 2**32 - 1), default=0)
@@ -75,8 +76,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     from fsdpbench.engine.results.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.reports.pages import write_report
 
-    goal = Goal(options.pop("goal"), parse_memory(options.pop("memory")))
-    figure_of(goal.name)
+    named, memory = options.pop("goal"), parse_memory(options.pop("memory"))
     varied = any(len(values) > 1 for values in given_settings(options, assignments).values())
     if space is None and not options.get("preset") and not varied:
         options["preset"] = "wide"
@@ -89,6 +89,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
         per_unit=options["per_unit"],
     )
     request = request_from(space, assignments, options)
+    goal = Goal(_goal(named, request.target), memory)
+    figure_of(goal.name)
     _check_device(request.target.device, goal, effort)
     plan = announced(request)
     folder = options.get("output") or Path("runs") / f"tune-{default_name(request)}"
@@ -124,6 +126,15 @@ def parse_memory(text: str | None) -> int | None:
     if size < 1:
         raise UsageError(f"--memory {text!r}: it must be above 0, such as 80GB")
     return size
+
+
+def _goal(named: str | None, target: Target) -> str:
+    """Return the goal: as named, else tokens, or samples of a model without. Raises `UsageError`."""
+    if target.workload().tokens(1) is not None:
+        return named or "tokens_per_s"
+    if named == "tokens_per_s":
+        raise UsageError(f"--for {named}: {target.model} does not work on tokens; --for samples_per_s")
+    return named or "samples_per_s"
 
 
 def _check_device(device: str, goal: Goal, effort: Effort) -> None:

@@ -139,3 +139,9 @@ def test_a_reader_that_goes_away_is_no_regression() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("group", ["baseline", "atlas"])
+def test_a_group_without_a_command_lists_its_commands(fsdpbench: Callable[..., Done], group: str) -> None:
+    done = fsdpbench(group)
+    assert "Commands:" in [line.strip() for line in (done.stdout + done.stderr).splitlines()]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.answers.explain import advice
+from fsdpbench.answers.tune import per_unit
 from fsdpbench.engine.results.machine_state import available_memory
 
 Plan = Callable[..., dict[str, Any]]
@@ -69,7 +70,7 @@ def test_that_nothing_fits_by_unit_is_an_answer(
         raise per_unit.NothingFitsError("no choice by unit fits")
 
     monkeypatch.setattr(per_unit, "choose", none_fits)
-    words = "--model gpt-tiny --gpus 2 --device sim --batch 2 --wrap block,root --per-unit".split()
+    words = ["--model", "gpt-tiny", "--gpus", "2", "--device", "sim", "--batch", "2,4", "--per-unit"]
     plan = planned(*words)
     matches_schema("plan", plan)
     assert plan["per_unit"] is None

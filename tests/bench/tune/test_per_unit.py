@@ -159,6 +159,27 @@ def test_no_assignment_of_four_blocks_is_faster_in_the_simulator() -> None:
     assert chosen.by_unit.speed >= 0.999 * max(safe), "equal, but for the order of equal blocks"
 
 
+def test_units_that_cannot_offload_are_not_searched_because_others_do() -> None:
+    gib, asked = 8.5, []
+    settings = {"batch": 8, "activation_checkpointing": "full"}
+    uniform = [
+        config(wrap=wrap, activation_offload=moved, **settings)
+        for wrap, moved in itertools.product(("block", "every-2"), (False, True))
+    ]
+
+    def run(configs: Sequence[Config]) -> list[Candidate]:
+        asked.extend(configs)
+        return judge(configs, gib)
+
+    tried = judge(uniform, gib)
+    assert [is_safe(each) for each in tried] == [False, True, False, True]
+    chosen = choose(tried, run, round(gib * GIB))
+    assert chosen.uniform is not None
+    assert chosen.uniform.config.settings.wrap == "every-2", "the fastest, and by a family of no use"
+    assert asked
+    assert all(each.settings.wrap != "every-2" for each in asked)
+
+
 def test_nothing_that_fits_is_said() -> None:
     with pytest.raises(BenchError, match="smaller batches or more GPUs"):
         choose(judge(grid(batch=1), 1), lambda configs: judge(configs, 1), GIB)

@@ -112,6 +112,15 @@ def test_by_unit_is_for_simulated_gpus(tmp_path: Path) -> None:
     assert "--device sim" in str(done.exception or done.output)
 
 
+def test_a_model_without_tokens_is_searched_for_samples(fsdpbench: Any, tmp_path: Path) -> None:
+    words = ["tune", "--model", "regnet-tiny", "--gpus", "2", "--device", "sim", "--system", "impl-fsdp2"]
+    words += ["--batch", "1,2", "-o", str(tmp_path / "tuned")]
+    refused = fsdpbench(*words, "--for", "tokens_per_s")
+    assert refused.returncode == 2
+    assert "regnet-tiny does not work on tokens; --for samples_per_s" in refused.stderr
+    assert fsdpbench.json(*words, "--json")["goal"] == "samples_per_s"
+
+
 def test_nothing_that_fits_is_said(fsdpbench: Any, tmp_path: Path) -> None:
     words = ["--batch", "4", "--trials", "3", "--max-points", "2", "-o", str(tmp_path / "tuned")]
     done = fsdpbench(*TUNE, *words, "--memory", "10MB")
