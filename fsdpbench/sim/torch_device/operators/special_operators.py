@@ -120,9 +120,10 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 def written_by_places(
     operator: Any, by_shape: Kernel, tensor: torch.Tensor, indices: Sequence[Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`; without places nothing is done."""
+    """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`; nothing without places."""
     places = by_places(indices)
-    if operator._schema.name.endswith("put_") and any(each is not None and not each.numel() for each in places):
+    is_empty = any(each is not None and not each.numel() for each in places)
+    if is_empty and operator._schema.name.endswith("put_"):
         return tensor
     return by_shape(tensor, places, *args, **kwargs)
 
@@ -171,12 +172,9 @@ def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.T
     """Run `_is_all_true`, `torch.distributions`' check of arguments: healthy training has valid ones."""
     result: torch.Tensor = by_shape(tensor)
     known = known_of(tensor)
-    is_guess = known is None or known.assumed
-    learn(
-        result,
-        True if known is None or is_guess else known.value,
-        assumed=tensors.Assumed.ANSWER if is_guess else tensors.Assumed.NO,
-    )
+    if known is None or known.assumed:
+        known = tensors.Known(torch.tensor(True), tensors.Assumed.ANSWER)
+    learn(result, known.value, assumed=known.assumed)
     return result
 
 
@@ -366,9 +364,9 @@ def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any)
 def _ranged(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Run `arange`: whole numbers are known."""
     result: torch.Tensor = by_shape(*args, **kwargs)
-    is_kept = result.dtype is torch.int64 and result.nbytes <= MOST_LISTED and "out" not in kwargs
-    if ACCELERATOR.follows_numbers and is_kept:
-        mark(result, tensors.Listed(operator(*args, **kwargs | {"device": torch.device("cpu")})))
+    is_new = ACCELERATOR.follows_numbers and "out" not in kwargs
+    if is_new and result.dtype is torch.int64 and result.nbytes <= MOST_LISTED:
+        mark(result, Listed(torch.arange(*args, dtype=torch.int64)))
     return result
 
 
