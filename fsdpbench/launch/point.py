@@ -73,7 +73,8 @@ def run_point(
     outcome = _run(config, path, nodes, shared)
     observed = environment_of(config, before, observe(config.device)) if before else None
     cpu_s = sum(os.times()[:4])  # of this process and of those it has waited for
-    draw = None if analysed is None or not config.in_one_process else _keeping(analysed)
+    is_kept = analysed is not None and config.in_one_process  # else the page would read the trace again
+    draw = (lambda trace, rank: add_record(str(analysed), pack(trace, rank))) if is_kept else None
     record_result(config, path, outcome, time.monotonic() - began, started, observed, cpu_s, draw)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -139,11 +140,6 @@ def record_result(
         cause = f"the trace cannot be analysed: {type(error).__name__}: {error}".splitlines()[0]
     failed = Outcome(Status.ERROR, cause, "stderr.log")
     return write_result(config, folder, failed, duration_s, started, observed)
-
-
-def _keeping(log: str) -> Draw:
-    """Return what leaves an analysed trace for the page, which would have to read it again."""
-    return lambda trace, rank: add_record(log, pack(trace, rank))
 
 
 def timestamp() -> str:

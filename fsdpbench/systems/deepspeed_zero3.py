@@ -27,7 +27,7 @@ class DeepSpeedZero3(System):
 
     name = "deepspeed-zero3"
     summary = "DeepSpeed's ZeRO-3 (extra `deepspeed`)"
-    devices = frozenset({"cuda"})
+    devices = frozenset({"cuda", "cpu"})
     package = "deepspeed"
     installation = "pip install 'fsdpbench[deepspeed]'"
     absent = {  # noqa: RUF012

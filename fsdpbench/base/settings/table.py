@@ -36,21 +36,6 @@ _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBR
 _BF16 = "param_dtype=torch.bfloat16, reduce_dtype=torch.float32"
 
 
-def _is_coarse(wrap: Any) -> bool:
-    """Return whether units are larger than a block."""
-    return isinstance(wrap, str) and (wrap == "root" or wrap.startswith(("every-", "size:")))
-
-
-def _is_partial(checkpointing: Any) -> bool:
-    """Return whether something is not recomputed."""
-    return bool(checkpointing != "full")
-
-
-def _resharded(text: str) -> Value:
-    """Read a number of ranks, or `true` or `false` for each unit."""
-    return for_each(flag)(text) if ":" in text else whole(2)(text)
-
-
 @dataclass(frozen=True)
 class Settings:
     """One value of every setting. Build it with `Settings.of(...)`, which checks names and values."""
@@ -110,7 +95,8 @@ class Settings:
         sweep={"default": ("block", "every-4"), "default/cpu": ("block", "root"),
             "wide": ("block", "every-2", "every-4")},
         trades=(
-            saves("block", "smaller units: less is gathered at a time", of=_is_coarse,
+            saves("block", "smaller units: less is gathered at a time",
+                of=lambda wrap: str(wrap).startswith(("root", "every-", "size:")),
                 fsdp2="for block in blocks: fully_shard(block), then fully_shard(model)",
                 fsdp1="auto_wrap_policy=ModuleWrapPolicy({Block})", variation="wrap-blocks",
                 against=("first_of_step", "root_only")),
@@ -120,7 +106,8 @@ class Settings:
                 against=("cpu_late", "cpu_bound")),
         ))
     reshard_after_forward: bool | int | str | None = row(None,
-            words_or({"auto": None, "none": None, "true": True, "false": False}, _resharded),
+            words_or({"auto": None, "none": None, "true": True, "false": False},
+            lambda text: for_each(flag)(text) if ":" in text else whole(2)(text)),
         "Free a unit's parameters after its forward (a number: keep them sharded over that many ranks).",
         "`auto`: as the strategy defines it.",
         takes="auto, true, false, a number of ranks, or by unit (`true:20+false:12`)",
@@ -239,7 +226,7 @@ class Settings:
         trades=(
             saves("every-2", "recomputes every other block", of=("none",)),
             saves("op", "keeps products and attention, recomputes the rest", of=("none",)),
-            saves("full", "recomputes every block", of=_is_partial,
+            saves("full", "recomputes every block", of=lambda checkpointing: checkpointing != "full",
                 fsdp2="before each block is wrapped: "
                 "block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
                 variation="checkpoint", against=("alloc_retries",)),

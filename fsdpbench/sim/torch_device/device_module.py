@@ -117,6 +117,9 @@ class DeviceProperties:
     multi_processor_count: int
     major: int
     minor: int
+    L2_cache_size: int
+    shared_memory_per_block: int = 48 << 10
+    regs_per_multiprocessor: int = 1 << 16
     warp_size: int = _WARP_SIZE
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
@@ -189,8 +192,9 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
     def get_device_properties(self, device: Any = None) -> DeviceProperties:
         """Return name, memory, multiprocessors and capability of the hardware profile."""
         profile = ACCELERATOR.kernel_costs.profile
-        capability = self.get_device_capability()
-        return DeviceProperties(profile.title, profile.memory_bytes, profile.sm_count, *capability)
+        capability, chip = self.get_device_capability(), chip_of(profile.title)
+        cache = int((40 if chip is None else chip.cache_mib) * 2**20)  # an A100's for an unknown title
+        return DeviceProperties(profile.title, profile.memory_bytes, profile.sm_count, *capability, cache)
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
         """Return (major, minor) of the hardware profile's GPU; an A100's for an unknown title."""

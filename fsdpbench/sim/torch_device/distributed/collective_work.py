@@ -29,7 +29,7 @@ class CollectiveWork(Work):
         self._accelerator = accelerator
         self.marker = marker
         self.held = list(tensors)
-        self._results = list(tensors)
+        self.results = list(tensors)
         self._blocks_cpu = blocks_cpu
 
     def wait(self, timeout: Any = None) -> bool:
@@ -41,7 +41,7 @@ class CollectiveWork(Work):
             if self._blocks_cpu:
                 timeline.wait_for(self.marker)
         self.held.clear()
-        self._results = []
+        self.results = []
         return True
 
     def synchronize(self) -> None:
@@ -61,11 +61,11 @@ class CollectiveWork(Work):
 
     def result(self) -> list[torch.Tensor]:
         """Return the output tensors."""
-        return self._results
+        return self.results
 
     def get_future(self) -> Future[list[torch.Tensor]]:
         """Return a completed future, as NCCL's is: waiting for it makes the current stream wait."""
-        return CollectiveFuture(self._accelerator, self.marker, self._results)
+        return CollectiveFuture(self._accelerator, self.marker, self.results)
 
 
 class CollectiveFuture(Future[Any]):

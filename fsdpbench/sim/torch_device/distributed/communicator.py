@@ -299,7 +299,7 @@ class Communicator(Membership):
         if len({tensor.numel() for tensor in listed}) > 1 or not all(map(is_on_device, listed)):
             return self.call(Collective(kind, nbytes, inputs, outputs, opts))
         accelerator = self._accelerator
-        flat = new_tensor((sum(tensor.numel() for tensor in listed),), None, listed[0].dtype, nbytes)
+        flat = new_tensor((len(listed), *listed[0].shape), None, listed[0].dtype, nbytes)
         if kind == "reduce_scatter":
             _launch_copy(accelerator, accelerator.stream, nbytes)
         work = self.call(Collective(kind, nbytes, inputs, outputs, opts))
@@ -310,6 +310,7 @@ class Communicator(Membership):
             stream = self._own_stream if own and self._own_stream is not None else accelerator.stream
             _launch_copy(accelerator, stream, nbytes)
             work.marker = self._last = accelerator.timeline.record(stream)
+            work.results = [flat]  # what NCCL's future has, too
         work.held.append(flat)
         return work
 

@@ -203,10 +203,6 @@ def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple
     return grad.new_empty((batch, gates)), grad.new_empty((batch, gates)), torch.empty_like(grad), *biases
 
 
-def _like_second(grad: Tensor, x: Tensor, *others: object) -> Tensor:
-    return torch.empty_like(x)
-
-
 def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """Return `bincount`'s result of `minlength` bins; values beyond are assumed absent."""
     if not minlength:
@@ -244,7 +240,7 @@ SHAPE_RULES = {
     "batch_norm_backward_elemt": _like_first,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
-    "_ctc_loss_backward": _like_second,
+    "_ctc_loss_backward": lambda grad, x, *others: torch.empty_like(x),
 }
 
 

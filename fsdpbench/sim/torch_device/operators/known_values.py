@@ -86,7 +86,8 @@ def computed(
 ) -> bool:
     """Keep the numbers of an operator's results, if those of its tensors are known; return whether."""
     name = operator._schema.name.removeprefix("aten::")
-    if torch.Tag.pointwise not in operator.tags and name not in _COMPUTED:
+    is_large = any(each.nbytes > MOST_LISTED for each in results)
+    if is_large or (torch.Tag.pointwise not in operator.tags and name not in _COMPUTED):
         return False
     if name not in _UNLIKE and not any(isinstance(choice_of(each), Listed) for each in taken):
         return False

@@ -121,7 +121,7 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 def written_by_places(
     operator: Any, by_shape: Kernel, tensor: torch.Tensor, indices: Sequence[Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`; nothing is done without places."""
+    """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`; nothing without places."""
     places = by_places(indices)
     is_empty = any(each is not None and not each.numel() for each in places)
     if is_empty and operator._schema.name.endswith("put_"):
@@ -173,12 +173,9 @@ def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.T
     """Run `_is_all_true`, `torch.distributions`' check of arguments: healthy training has valid ones."""
     result: torch.Tensor = by_shape(tensor)
     known = known_of(tensor)
-    is_guess = known is None or known.assumed
-    learn(
-        result,
-        True if known is None or is_guess else known.value,
-        assumed=tensors.Assumed.ANSWER if is_guess else tensors.Assumed.NO,
-    )
+    if known is None or known.assumed:
+        known = tensors.Known(torch.tensor(True), tensors.Assumed.ANSWER)
+    learn(result, known.value, assumed=known.assumed)
     return result
 
 

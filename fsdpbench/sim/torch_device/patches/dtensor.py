@@ -90,15 +90,12 @@ def runs_on_local_shards(op_schema: Any) -> bool:
     operator: Any = op_schema.op
     if operator._schema.returns or not operator._schema.name.startswith(_ELEMENTWISE):
         return False
-    lists = [_specs(argument) for argument in op_schema.args_schema if isinstance(argument, (list, tuple))]
+    given = [argument for argument in op_schema.args_schema if isinstance(argument, (list, tuple))]
+    lists = [[item for item in argument if isinstance(item, DTensorSpec)] for argument in given]
     lists = [specs for specs in lists if specs]
     if not lists or any(len(specs) != len(lists[0]) for specs in lists):
         return False
     return all(_agree(specs) for specs in zip(*lists, strict=True))
-
-
-def _specs(argument: Sequence[Any]) -> list[DTensorSpec]:
-    return [item for item in argument if isinstance(item, DTensorSpec)]
 
 
 def _agree(specs: tuple[DTensorSpec, ...]) -> bool:
