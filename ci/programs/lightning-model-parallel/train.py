@@ -1,4 +1,4 @@
-"""Train with Lightning's ModelParallelStrategy as its documentation shows: FSDP2 over 4, tensor parallel over 2."""
+"""Train with Lightning's ModelParallelStrategy: FSDP2 over 4 ranks, tensor parallel over 2."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ class Blocks(lightning.LightningModule):
 
 
 trainer = lightning.Trainer(
-    accelerator="cuda", devices=8, strategy=ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=2),
-    max_steps=12, precision="bf16-true", logger=False,
+    accelerator="cuda", devices=8, max_steps=12, precision="bf16-true", logger=False,
+    strategy=ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=2),
 )  # fmt: skip
 trainer.fit(Blocks())

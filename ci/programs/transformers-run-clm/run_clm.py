@@ -1,5 +1,5 @@
-"""A language model by transformers' Trainer in the steps of its example `run_clm`: its parser, texts in blocks,
-evaluation with a metric, the model, its states and its card saved."""
+"""A language model by transformers' Trainer in the steps of its example `run_clm`: its parser, texts in
+blocks, evaluation with a metric, the model, its states and its card saved."""
 
 import math
 from dataclasses import dataclass
