@@ -47,18 +47,6 @@ class Internal:
 
 IN_ITS_PLACE = "what the bench puts in its place"
 
-IMPORTED_LATE = (
-    "torch._functorch._aot_autograd.subclass_codegen", "torch._inductor.choices",
-    "torch._inductor.codegen.memory_planning", "torch._inductor.compiler_bisector",
-    "torch._inductor.fx_passes.fuse_attention", "torch._inductor.fx_passes.pad_mm", "torch._inductor.hooks",
-    "torch._inductor.tiling_utils", "torch._subclasses.schema_check_mode",
-    "torch.distributed.tensor.experimental", "torch.export._trace", "torch.export._unlift",
-    "torch.fx.experimental.validator", "torch.utils._cpp_embed_headers", "sympy.combinatorics",
-    "sympy.tensor.tensor",
-)  # fmt: skip
-"""Modules that torch imports when it first traces or lowers a graph; a server that forks has them before."""
-
-
 FULLY_SHARD_PLACES = (
     "torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard",
     "torch.distributed.fsdp._fully_shard._fully_shard", "torch.distributed._composable.fsdp",

@@ -19,22 +19,18 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.files.shared_log import add_record
 from fsdpbench.base.interruption import die_with_parent
 from fsdpbench.base.reading import JsonObject
-from fsdpbench.base.writing import remove
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.machine_state import environment_of, observe
-from fsdpbench.engine.results.records import TRACE_FOLDER, Status, read_records
-from fsdpbench.engine.results.result import Outcome, outcome_of_records, write_result
+from fsdpbench.engine.results.records import Status, read_records
+from fsdpbench.engine.results.result import Outcome, outcome_of_records, record_result
 from fsdpbench.launch.nodes import Nodes, lead
 from fsdpbench.launch.verdict import log_to
-from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.processes import pack
-from fsdpbench.reports.result import Result
 
 ASK = signal.SIGUSR1
 """Has a configuration's process write its stacks to `stderr.log`."""
@@ -113,33 +109,6 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
         traceback.print_exc()
         return Outcome(Status.ERROR, f"{type(error).__name__}: {error}".splitlines()[0], "stderr.log")
     return outcome_of_records(read_records(folder), world_recorded=1)
-
-
-def record_result(
-    config: Config,
-    folder: Path,
-    outcome: Outcome,
-    duration_s: float,
-    started: str,
-    observed: Mapping[str, Any] | None = None,
-    cpu_s: float | None = None,
-    draw: Draw | None = None,
-) -> Result:
-    """Write the result of `config` into `folder`. Where its trace cannot be read, that is the result; where
-    the disk is full, its trace makes room for the result that says so. `draw`: as for `analyze`.
-
-    Raises `OSError` if not even that can be written.
-    """
-    try:
-        return write_result(config, folder, outcome, duration_s, started, observed, cpu_s, draw)
-    except OSError as error:
-        remove(folder / TRACE_FOLDER)
-        cause = f"the result cannot be written: {error.strerror or error}"
-    except Exception as error:
-        traceback.print_exc()
-        cause = f"the trace cannot be analysed: {type(error).__name__}: {error}".splitlines()[0]
-    failed = Outcome(Status.ERROR, cause, "stderr.log")
-    return write_result(config, folder, failed, duration_s, started, observed)
 
 
 def timestamp() -> str:

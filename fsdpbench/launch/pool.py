@@ -27,11 +27,11 @@ from fsdpbench.base.errors import BenchError
 from fsdpbench.base.files.shared_log import SharedLog
 from fsdpbench.base.reading import MIB, read_tail
 from fsdpbench.engine.results.records import STEPS_FILE, Status, read_records
-from fsdpbench.engine.results.result import Outcome, outcome_of_records
+from fsdpbench.engine.results.result import Outcome, outcome_of_records, record_result
 from fsdpbench.engine.results.store import result_in
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
-from fsdpbench.launch.point import ASK, record_result, run_point, timestamp
+from fsdpbench.launch.point import ASK, run_point, timestamp
 from fsdpbench.launch.verdict import how_it_ended, innermost_frame
 from fsdpbench.reports.result import Result
 

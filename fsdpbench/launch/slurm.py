@@ -25,10 +25,10 @@ from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.reading import MIB, JsonObject, printable, read_tail
 from fsdpbench.base.writing import append_to, remove, write_whole
 from fsdpbench.engine.results.records import Status
-from fsdpbench.engine.results.result import Outcome
+from fsdpbench.engine.results.result import Outcome, record_result
 from fsdpbench.engine.results.store import result_in
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
-from fsdpbench.launch.point import record_result, run_point, timestamp
+from fsdpbench.launch.point import run_point, timestamp
 from fsdpbench.launch.pool import PointState
 from fsdpbench.reports.result import Result
 

@@ -63,11 +63,11 @@ class BuildContext:
 class System(ABC):
     """One system under test; its instances hold no state, one serves all configurations."""
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
+    name: str
+    summary: str
     devices: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu", "sim"})
     shards: ClassVar[bool] = True
-    software: ClassVar[str] = CURRENT
+    software: str = CURRENT
     """The software profile that it is simulated with where none is asked for."""
     absent: ClassVar[Mapping[str, str]] = {}
     parallel: ClassVar[frozenset[str]] = frozenset()

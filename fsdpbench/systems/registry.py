@@ -12,37 +12,27 @@ from fsdpbench.systems.megatron_fsdp import MegatronFsdp
 from fsdpbench.systems.unsharded import Single, TorchDdp
 
 
-class TorchFsdp1Of2022(TorchFsdp1):
-    """Torch 1.13's FSDP1, in which the FSDP paper's runs were made (simulated only).
+class Fsdp1OfItsTime(TorchFsdp1):
+    """FSDP1 in software of its time, which published runs used (simulated only).
 
     Training runs the installed torch; the software profile adds the differences in time and memory
     (`fsdpbench/sim/profiles/software`).
     """
 
-    name = "torch-fsdp1-1.13"
-    summary = "PyTorch's FSDP1 as torch 1.13 had it: collectives, gradient copy, rate limiter, checkpointing"
     devices = frozenset({"sim"})
-    software = "fsdp1-2022"
+
+    def __init__(self, name: str, software: str, summary: str) -> None:
+        self.name, self.software, self.summary = name, software, summary
 
 
-class LlmFoundry01(TorchFsdp1):
-    """Composer's trainer and metrics around torch 1.13's FSDP1."""
-
-    name = "llm-foundry-0.1"
-    summary = "llm-foundry 0.1 (Composer 0.14, torch 1.13's FSDP1, attention in Triton)"
-    devices = frozenset({"sim"})
-    software = "composer-2023-spring"
-
-
-class LlmFoundry04(TorchFsdp1):
-    """Composer's trainer and metrics around torch 2.1's FSDP1, collectives on streams of their own."""
-
-    name = "llm-foundry-0.4"
-    summary = "llm-foundry 0.4 (Composer 0.17, torch 2.1's FSDP1, flash attention 2 with unpadding)"
-    devices = frozenset({"sim"})
-    software = "composer-2023-autumn"
-
-
+_EARLIER = (
+    ("torch-fsdp1-1.13", "fsdp1-2022",
+     "PyTorch's FSDP1 as torch 1.13 had it: collectives, gradient copy, rate limiter, checkpointing"),
+    ("llm-foundry-0.1", "composer-2023-spring",
+     "llm-foundry 0.1 (Composer 0.14, torch 1.13's FSDP1, attention in Triton)"),
+    ("llm-foundry-0.4", "composer-2023-autumn",
+     "llm-foundry 0.4 (Composer 0.17, torch 2.1's FSDP1, flash attention 2 with unpadding)"),
+)  # fmt: skip
 _OWN: dict[str, System] = {
     system.name: system
     for system in (
@@ -50,9 +40,7 @@ _OWN: dict[str, System] = {
         ImplFsdp1(),
         TorchFsdp2(),
         TorchFsdp1(),
-        TorchFsdp1Of2022(),
-        LlmFoundry01(),
-        LlmFoundry04(),
+        *(Fsdp1OfItsTime(*each) for each in _EARLIER),
         TorchDdp(),
         Single(),
         DeepSpeedZero3(),

@@ -35,7 +35,7 @@ from fsdpbench.reports.consistency import contradiction
 from fsdpbench.reports.pages import load_run, write_csv, write_json, write_markdown
 from fsdpbench.engine.results.store import build_index
 from fsdpbench.engine.results.records import RankRecord, Status, write_record
-from fsdpbench.engine.results.result import Outcome, write_result
+from fsdpbench.engine.results.result import Outcome, record_result
 from fsdpbench.engine.results.store import Store
 from fsdpbench.sweep.runner import merged
 
@@ -49,7 +49,7 @@ with store.locked():
     work = store.work_folder(config)
     record = RankRecord(0, 1, "cpu", step_times_s=[2.0], samples_per_step=1)
     write_record(record, work)
-    result = write_result(config, work, Outcome(Status.OK), 1.0, "2020-01-01T00:00:00+00:00")
+    result = record_result(config, work, Outcome(Status.OK), 1.0, "2020-01-01T00:00:00+00:00")
     folder = store.commit(config, work)
 stored = json.loads((folder / "result.json").read_text())
 build_index(store.folder / "index", store.points())

@@ -278,8 +278,7 @@ class JitterSettings:
     straggler: float = 0.0
 
     def __post_init__(self) -> None:
-        limits = (("kernels", 0.25), ("arrival_us", 1e6), ("straggler", 10.0))
-        for name, most in limits:
+        for name, most in (("kernels", 0.25), ("arrival_us", 1e6), ("straggler", 10.0)):
             value = getattr(self, name)
             if not 0 <= value <= most:
                 raise UsageError(f"--jitter: {name}={value} must be from 0 to {most:g}")

@@ -12,7 +12,8 @@ import logging
 
 import torch
 
-from fsdpbench.base.torch_internals import IMPORTED_LATE, inductor_common, inductor_torch_key
+from fsdpbench.base.files.documents import table_beside
+from fsdpbench.base.torch_internals import inductor_common, inductor_torch_key
 from fsdpbench.sim.torch_device.compile.plan_cache import of_compiler
 from fsdpbench.sim.torch_device.patches.dynamo import use_real_dynamo
 
@@ -23,7 +24,7 @@ def _import_all() -> None:
     use_real_dynamo()
     for name in _NEEDED:
         importlib.import_module(name)
-    for name in IMPORTED_LATE:
+    for name in table_beside(__file__, "imported_late.toml")["modules"].split():
         # Each is but a saving: what another version of torch does not have is imported there by whoever asks.
         try:
             importlib.import_module(name)

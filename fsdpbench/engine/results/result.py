@@ -6,6 +6,7 @@ files and the ranks' records through `reports`, on every device alike.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.reading import JsonObject, one_line
-from fsdpbench.base.writing import write_whole
+from fsdpbench.base.writing import remove, write_whole
 from fsdpbench.engine.results.provenance import environment
 from fsdpbench.engine.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.engine.results.residuals.intervals import interval_of
@@ -58,7 +59,7 @@ def outcome_of_records(records: list[RankRecord], world_recorded: int) -> Outcom
     return Outcome(Status.OK)
 
 
-def write_result(
+def record_result(
     config: Config,
     folder: Path,
     outcome: Outcome,
@@ -70,10 +71,12 @@ def write_result(
 ) -> Result:
     """Assemble the result of `config` from what is in `folder` and write `result.json` there, whole.
 
-    `observed`: the machine's state around the run, for the result's `environment`. `cpu_s`: processor time
-    of the run, all ranks. `draw` is called with each trace and its analysis.
+    Where a trace cannot be read, that is the result; where the disk is full, the trace makes room for the
+    result that says so. `observed`: the machine's state around the run, for the result's `environment`.
+    `cpu_s`: processor time of the run, all ranks. `draw` is called with each trace and its analysis.
+
+    Raises `OSError` if not even that can be written.
     """
-    result = build_result(config, folder, outcome, draw)
     loader = next((record.loader for record in read_records(folder)[:1]), None)
     bench = {
         "started": started,
@@ -81,9 +84,22 @@ def write_result(
         "cpu_s": None if cpu_s is None else round(cpu_s, 3),
         **({"loader": loader} if loader is not None else {}),
     }
-    result = result.replaced(environment={**(result.environment or {}), **(observed or {})}, bench=bench)
-    write_whole(folder / "result.json", result.to_json())
-    return result
+
+    def write(outcome: Outcome, draw: Draw | None) -> Result:
+        result = build_result(config, folder, outcome, draw)
+        result = result.replaced(environment={**(result.environment or {}), **(observed or {})}, bench=bench)
+        write_whole(folder / "result.json", result.to_json())
+        return result
+
+    try:
+        return write(outcome, draw)
+    except OSError as error:
+        remove(folder / TRACE_FOLDER)
+        cause = f"the result cannot be written: {error.strerror or error}"
+    except Exception as error:
+        traceback.print_exc()
+        cause = f"the trace cannot be analysed: {type(error).__name__}: {error}".splitlines()[0]
+    return write(Outcome(Status.ERROR, cause, "stderr.log"), None)
 
 
 def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | None = None) -> Result:

@@ -154,8 +154,7 @@ Entry = tuple[Any, ...]
 _ASKED_BY = {
     "_item": ".item()",
     "_equal": "torch.equal or allclose",
-    "_to_copy": "a copy between host and device that the CPU waits for",
-    "_copy": "a copy between host and device that the CPU waits for",
+    **dict.fromkeys(("_to_copy", "_copy"), "a copy between host and device that the CPU waits for"),
     "Event.synchronize": "Event.synchronize()",
     "Event.query": "Event.query()",
     "Stream.synchronize": "Stream.synchronize()",

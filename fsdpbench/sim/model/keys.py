@@ -110,20 +110,10 @@ def _join(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
 
 
-_NOT_FIGURES = frozenset(
-    (
-        "base",
-        "name",
-        "title",
-        "source",
-        "gpus_per_node",
-        "runs_use",
-        "estimated",
-        "sources",
-        "libraries",
-        "attention_kernels",
-    )
-)
+_NOT_FIGURES = frozenset((
+    "base", "name", "title", "source", "gpus_per_node", "runs_use", "estimated", "sources", "libraries",
+    "attention_kernels",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)

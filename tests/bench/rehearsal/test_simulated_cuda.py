@@ -21,10 +21,10 @@ from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.devices.detection import choose_device
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import read_records
-from fsdpbench.engine.results.result import outcome_of_records
+from fsdpbench.engine.results.result import outcome_of_records, record_result
 from fsdpbench.engine.worker import run_rank
 from fsdpbench.launch.elastic import rehearse
-from fsdpbench.launch.point import record_result, timestamp
+from fsdpbench.launch.point import timestamp
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]

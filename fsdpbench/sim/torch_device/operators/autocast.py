@@ -1,6 +1,6 @@
 """`torch.autocast("sim")`: the operators in lower precision and in float32; and optimizer steps on the host.
 
-The lists are those of CUDA (torch's documentation of automatic mixed precision). Casts of leaf parameters are
+The lists, those of CUDA, are in `names.toml`. Casts of leaf parameters are
 kept until the outermost autocast context ends, as CUDA's are: once a step, and they cost memory.
 """
 
@@ -12,31 +12,12 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.torch_internals import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
 _KEY = "AutocastPrivateUse1"
-_LOWER_PRECISION = (
-    "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input",
-    "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm",
-    "mv", "linalg_vecdot", "linalg_multi_dot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul",
-    "scaled_dot_product_attention",
-)  # fmt: skip
-_FLOAT32 = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
-    "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm",
-    "group_norm", "frobenius_norm.dim", "nuclear_norm", "cosine_similarity", "poisson_nll_loss",
-    "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
-    "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss",
-    "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits",
-    "dist", "pdist", "cdist", "renorm", "logsumexp", "upsample_nearest2d", "upsample_bilinear2d",
-    "norm.Scalar", "norm.ScalarOpt_dim",
-)  # fmt: skip
-_FLOAT32_UNLESS_GIVEN = (
-    "softmax.int", "log_softmax.int", "cumprod", "cumsum", "prod", "prod.dim_int", "sum", "sum.dim_IntList",
-)  # fmt: skip
-"""Operators with a `dtype`, which becomes float32 if the caller leaves it open. `cross_entropy` is not one:
-its log-probabilities stay in the logits' dtype, and `nll_loss` casts those."""
+_OPERATORS = table_beside(__file__, "names.toml")["autocast"]
 
 
 class _CastCache:
@@ -66,11 +47,11 @@ def register_autocast() -> list[torch.library.Library]:
     every = torch.library.Library("_", "IMPL")
     every.fallback(torch.library.fallthrough_kernel, _KEY)
     aten = torch.library.Library("aten", "IMPL")
-    for name in _LOWER_PRECISION:
+    for name in _OPERATORS["lower_precision"]:
         aten.impl(name, _casting(_operator(name), None), _KEY)
-    for name in _FLOAT32:
+    for name in _OPERATORS["float32"]:
         aten.impl(name, _casting(_operator(name), torch.float32), _KEY)
-    for name in _FLOAT32_UNLESS_GIVEN:
+    for name in _OPERATORS["float32_unless_given"]:
         aten.impl(name, _with_dtype(_operator(name)), _KEY)
     return [every, aten]
 

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import (
     MOST_LISTED,
@@ -53,25 +54,13 @@ from fsdpbench.sim.torch_device.tensors import (
 )
 
 Number = float | int | bool | complex
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    name: getattr(python, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
 # A `GradScaler`'s, when all gradients are finite: the scale stays, except for its growth.
 _UPDATE_SCALE = "aten::_amp_update_scale_"
 _OF_ITSELF = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt": False}
-_SAME = {
-    "clone", "_to_copy", "cat", "stack", "mean", "amax", "amin", "max", "min", "all", "any", "expand_copy",
-}  # fmt: skip
-_COMPUTED = {
-    "sum", "count_nonzero", "any", "all", "cumsum", "clone", "roll", "_to_copy", "max", "min", "amax", "amin",
-    "copy_", "cat", "stack", "constant_pad_nd", "index", "index_select", "gather", "flip", "repeat", "sort",
-    "argmax", "index_put_", "scatter_", "floor_divide", "fill_", "zero_", "one_hot", "tril", "triu", "isin",
-}  # fmt: skip
-"""Operators beside the pointwise ones."""
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {name: getattr(python, name) for name in _OF_ITSELF}
+_SAME, _COMPUTED = map(frozenset, table_beside(__file__, "names.toml")["known_values"].values())
 _DECIDING = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logical_and": False}
 """Values of one side that decide the result, whatever the other is."""
-_MOST_COMPUTED = 1 << 24
-"""Bytes of the largest result that is computed on the host beside."""
 _UNLIKE = {"cumsum", "cat", "constant_pad_nd", "tril", "triu"}
 """Operators that make different numbers of equal ones."""
 
@@ -86,12 +75,10 @@ def computed(
 ) -> bool:
     """Keep the numbers of an operator's results, if those of its tensors are known; return whether."""
     name = operator._schema.name.removeprefix("aten::")
-    is_large = any(each.nbytes > MOST_LISTED for each in results)
-    if is_large or (torch.Tag.pointwise not in operator.tags and name not in _COMPUTED):
+    is_kept = not any(each.is_floating_point() or each.nbytes > MOST_LISTED for each in results)
+    if not is_kept or (torch.Tag.pointwise not in operator.tags and name not in _COMPUTED):
         return False
     if name not in _UNLIKE and not any(isinstance(choice_of(each), Listed) for each in taken):
-        return False
-    if any(result.is_floating_point() or result.nbytes > _MOST_COMPUTED for result in results):
         return False
     stores: dict[int, torch.Tensor] = {}
     assumed = assumed_of(*taken)

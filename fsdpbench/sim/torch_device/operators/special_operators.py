@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import (
@@ -45,10 +46,7 @@ from fsdpbench.sim.torch_device.tensors import Chosen, Listed, Share, is_on_devi
 
 _SMALL = 1 << 16
 """Elements of the host that are filled with placeholders; larger tensors are only marked."""
-_LIKE = (
-    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
-    "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
-)  # fmt: skip
+_LIKE = table_beside(__file__, "names.toml")["special_operators"]["like"]
 Kernel = Callable[..., Any]
 _COUNT_BYTES = 8
 _INDEX = torch.int64
