@@ -75,10 +75,10 @@ def computed(
 ) -> bool:
     """Keep the numbers of an operator's results, if those of its tensors are known; return whether."""
     name = operator._schema.name.removeprefix("aten::")
-    is_kept = not any(each.is_floating_point() or each.nbytes > MOST_LISTED for each in results)
-    if not is_kept or (torch.Tag.pointwise not in operator.tags and name not in _COMPUTED):
+    if torch.Tag.pointwise not in operator.tags and name not in _COMPUTED:
         return False
-    if name not in _UNLIKE and not any(isinstance(choice_of(each), Listed) for each in taken):
+    is_known = name in _UNLIKE or any(isinstance(choice_of(each), Listed) for each in taken)
+    if not is_known or any(each.is_floating_point() or each.nbytes > MOST_LISTED for each in results):
         return False
     stores: dict[int, torch.Tensor] = {}
     assumed = assumed_of(*taken)
