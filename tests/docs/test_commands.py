@@ -31,17 +31,24 @@ CANNOT_RUN_HERE = {
     "atlas build --small": "a quarter of an hour of processor time; tests/bench/atlas builds a smaller one",
     "upgrade train.py --from": "installs two versions of torch; tests/bench/upgrade has its own",
     "expect --from runs/mine": "needs a run on GPUs; tests/bench/expect judges one",
+    "$(which": "is a command of the shell; tests/bench/script/test_launchers.py runs torchrun",
+    "deepseek-v3/config.json": "needs the model's file; ci/measured/current_models.txt has its figures",
     "memory.pickle": "needs a snapshot; tests/reports reads them",
     "--system impl-fsdp2,impl-fsdp1,torch-fsdp2": "minutes on CPUs; ci/measure_cpu_systems.py runs it",
 }
-NEEDS_PACKAGE = {"--implementation own,transformers": "transformers", "train_peft.py": "peft"}
+NEEDS_PACKAGE = {
+    "--implementation own,transformers": "transformers",
+    "train_peft.py": "peft",
+    "accelerate.": "accelerate",
+}
 """What the commands need and no extra installs; they run where it is installed."""
 ENDS_WITH = {
     "docs/tutorial.md: fsdpbench compare runs/before runs/after": 1,
     "README.md: fsdpbench validate": 1,
     "side_stream_mean.py": 4,
     "fsdpbench prove docs/examples/train_fsdp2.py": 3,
-    "fsdpbench prove train.py": 3,
+    "README.md: fsdpbench prove train.py": 3,
+    "prove train.py --gpus 8 --only speed": 3,
 }
 """Exit codes that a page announces; 0 else. `validate` ends with 1 while a target accuracy is missed."""
 
