@@ -1,4 +1,4 @@
-"""What scripts decide by values that are not there is answered as healthy training answers it, and told."""
+"""Decisions by values that are not there: answered as in healthy training, and reported."""
 
 from __future__ import annotations
 
@@ -325,8 +325,8 @@ train(3)
     assert "only rank 0 runs" in run.output
     source = Path(run.result["config"]["script"]["path"]).read_text().splitlines()
     commented = {line.rpartition("# ")[2] for line in source if " # " in line}
-    told = {source[each["line"] - 1].rpartition("# ")[2] for each in run.result["placeholder_decisions"]}
-    assert told == commented
+    named = {source[each["line"] - 1].rpartition("# ")[2] for each in run.result["placeholder_decisions"]}
+    assert named == commented
 
 
 def test_a_scaler_steps_and_its_schedule_too(run_probe: RunScript) -> None:
@@ -380,10 +380,10 @@ assert torch.nn.functional.grouped_mm(rows, weights, offs=ends).shape == (32, 16
 torch.bincount(chosen)
 """
     )
-    told = {each["operation"]: each["answer"] for each in run.result["placeholder_decisions"]}
-    assert told["torch.bincount"] == "balanced: 4 in each of 8 bins"
-    assert told["torch.histc"] == "balanced: 4 in each of 8 bins"
-    assert told["tolist"] == 4
+    named = {each["operation"]: each["answer"] for each in run.result["placeholder_decisions"]}
+    assert named["torch.bincount"] == "balanced: 4 in each of 8 bins"
+    assert named["torch.histc"] == "balanced: 4 in each of 8 bins"
+    assert named["tolist"] == 4
     assert "use a form with a fixed shape (minlength=)" in run.cause
 
 

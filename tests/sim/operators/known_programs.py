@@ -58,7 +58,7 @@ def read_lines() -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A value that is read wrongly, and that nobody reports."""
+    """A value that differs from the CPU's and is not reported as assumed."""
 
     lines: Sequence[str]
     read: str
@@ -272,8 +272,7 @@ class Pair:
         try:
             _, reported = self._reports.during(lambda: _execute(line, self.device))
         except Exception as error:
-            self.counts["refused"] += 1
-            self.refusals[f"{type(error).__name__}: {error}".splitlines()[0][:90] + f" [{line}]"] += 1
+            self._refused("refused", error, line)
             return None
         self.host = trial
         self.lines.append(line)
@@ -298,13 +297,17 @@ class Pair:
         try:
             found, reported = self._reports.during(lambda: eval(read, self.device))
         except Exception as error:
-            self.counts["refused read"] += 1
-            self.refusals[f"{type(error).__name__}: {error}".splitlines()[0][:90] + f" [{read}]"] += 1
+            self._refused("refused read", error, read)
             return None
         self.counts["unknown" if reported else "equal"] += 1
         if reported or same(wanted, found):
             return None
         return Finding(list(self.lines), read, wanted, found)
+
+    def _refused(self, kind: str, error: Exception, text: str) -> None:
+        """Count a line or a read that the simulated device refuses."""
+        self.counts[kind] += 1
+        self.refusals[f"{type(error).__name__}: {error}".splitlines()[0][:90] + f" [{text}]"] += 1
 
     def compare_all(self) -> Finding | None:
         """Read all tensors; return the first that is wrong."""
