@@ -138,9 +138,8 @@ class Watch:
 
     def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._reduces |= self._stepping
-        if (
-            self.record.losses and original.__name__ in _REDUCTIONS
-        ):  # of gradients, which are not single numbers
+        if self.record.losses and original.__name__ in _REDUCTIONS:
+            # Of gradients, which are not single numbers.
             tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
             kinds = {each.dtype for each in tensors if each.numel() > 1 and each.is_floating_point()}
             self.record.low = max([self.record.low, *(torch.finfo(kind).eps for kind in kinds)])
