@@ -5,10 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
+
+# Hundreds of tests start an interpreter; without bytecode each compiles the sources again, 0.3 to 0.6 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(tryfirst=True)
