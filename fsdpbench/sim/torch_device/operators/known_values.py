@@ -35,6 +35,7 @@ from fsdpbench.sim.torch_device.operators.choices import (
     assumed_of,
     choice_of,
     followed_choice,
+    is_a_part,
     mark,
     numbers_in,
     placed,
@@ -61,7 +62,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {name: getattr(python, name
 _SAME, _COMPUTED = map(frozenset, table_beside(__file__, "names.toml")["known_values"].values())
 _DECIDING = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logical_and": False}
 """Values of one side that decide the result, whatever the other is."""
-_UNLIKE = {"cumsum", "cat", "constant_pad_nd", "tril", "triu"}
+_UNLIKE = {"cumsum", "cumprod", "cat", "constant_pad_nd", "tril", "triu"}
 """Operators that make different numbers of equal ones."""
 
 
@@ -78,6 +79,7 @@ def computed(
     if torch.Tag.pointwise not in operator.tags and name not in _COMPUTED:
         return False
     is_known = name in _UNLIKE or any(isinstance(choice_of(each), Listed) for each in taken)
+    is_known = is_known or any(is_a_part(each) for each in written)
     if not is_known or any(each.is_floating_point() or each.nbytes > MOST_LISTED for each in results):
         return False
     stores: dict[int, torch.Tensor] = {}
