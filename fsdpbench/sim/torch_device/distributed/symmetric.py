@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -107,11 +107,6 @@ def patch_symmetric_memory(accelerator: Accelerator) -> None:
         place = torch.device(device or "cpu")
         return (torch.empty if is_simulated(place) else allocate)(*size, device=place, **kwargs)
 
-    functions: dict[str, Callable[..., Any]] = {
-        "empty": empty,
-        "set_backend": set_backend,
-        "get_mem_pool": get_mem_pool,
-        "rendezvous": rendezvous,
-    }
-    replace(symmetric_memory, **functions)
+    replaced = [empty, set_backend, get_mem_pool, rendezvous]
+    replace(symmetric_memory, **{each.__name__: each for each in replaced})
     replace(torch.cuda, use_mem_pool=use_mem_pool)

@@ -86,11 +86,6 @@ def placed(numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return numbers.view(tensor.dtype).as_strided(*geometry)
 
 
-def is_a_part(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's storage has more elements than it."""
-    return tensor.nbytes < tensor.untyped_storage().nbytes()
-
-
 def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the numbers of a tensor that came from the host, or a part of them; None for others."""
     listed = choice_of(tensor)

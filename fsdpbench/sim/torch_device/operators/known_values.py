@@ -35,7 +35,6 @@ from fsdpbench.sim.torch_device.operators.choices import (
     assumed_of,
     choice_of,
     followed_choice,
-    is_a_part,
     mark,
     numbers_in,
     placed,
@@ -79,7 +78,7 @@ def computed(
     if torch.Tag.pointwise not in operator.tags and name not in _COMPUTED:
         return False
     is_known = name in _UNLIKE or any(isinstance(choice_of(each), Listed) for each in taken)
-    is_known = is_known or any(is_a_part(each) for each in written)
+    is_known |= any(each.nbytes < each.untyped_storage().nbytes() for each in written)
     if not is_known or any(each.is_floating_point() or each.nbytes > MOST_LISTED for each in results):
         return False
     stores: dict[int, torch.Tensor] = {}
