@@ -102,7 +102,11 @@ def fits_flash(params: Any, debug: bool = False) -> bool:
     """Answer `torch.backends.cuda.can_use_flash_attention`, which is false for devices that torch lacks."""
     query = params.query
     takes = is_on_device(query) and params.attn_mask is None and query.dtype in _FLASH_DTYPES
-    return takes and query.shape[-1] <= _FLASH_HEAD_SIZE and torch.backends.cuda.flash_sdp_enabled()
+    takes = takes and query.shape[-1] <= _FLASH_HEAD_SIZE and torch.backends.cuda.flash_sdp_enabled()
+    if query.is_nested and not takes:  # torch goes on after a `NotImplementedError`
+        raise RuntimeError("attention of nested tensors is simulated as flash attention, which takes 16 bits "
+                           "and no mask: autocast, or bfloat16()")  # fmt: skip
+    return bool(takes)
 
 
 def _refuse_misfits(

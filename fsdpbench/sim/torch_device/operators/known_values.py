@@ -168,7 +168,13 @@ def known_of(tensor: torch.Tensor) -> Known | None:
 def learn_from_host(target: torch.Tensor, source: Any) -> None:
     """Set the known value of `target`, filled from the host with a number or a tensor with one element."""
     is_number = not isinstance(source, torch.Tensor) or source.dim() == 0
-    if ACCELERATOR.follows_numbers and (target.numel() == 1 or (is_number and target.dtype in _WHOLE)):
+    is_a_part = target.nbytes < target.untyped_storage().nbytes()
+    numbers = whole_numbers(target) if is_a_part and ACCELERATOR.follows_numbers else None
+    if numbers is not None and not (isinstance(source, torch.Tensor) and holds_placeholders(source)):
+        numbers = numbers.clone()
+        placed(numbers, target).copy_(torch.as_tensor(source))
+        mark(target, Listed(numbers, assumed_of(target)))
+    elif ACCELERATOR.follows_numbers and (target.numel() == 1 or (is_number and target.dtype in _WHOLE)):
         is_guess = isinstance(source, torch.Tensor) and holds_placeholders(source)
         learn(target, source, assumed=Assumed(is_guess))
     elif ACCELERATOR.follows_numbers and _are_listed(target, source):
@@ -309,8 +315,6 @@ def _evaluate(
     results: list[torch.Tensor],
 ) -> Known | None:
     name = operator._schema.name.removeprefix("aten::")
-    if name == "zero_":
-        return Known(torch.zeros(1), Assumed.NO)
     if name == "copy_" and len(taken) == 2:
         return known_of(taken[1])
     known = [known_of(tensor) for tensor in taken]

@@ -333,7 +333,7 @@ def _filled(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch
     name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(*args, **kwargs)
     value = _OF_NAME[name] if name in _OF_NAME else args[name != "scalar_tensor"]
-    is_computed = isinstance(choice_of(result), tensors.Listed) or (name == "zero_" and known_of(result))
+    is_computed = isinstance(choice_of(result), tensors.Listed)
     if not (is_computed or (isinstance(value, torch.Tensor) and tensors.is_on_device(value))):
         learn_from_host(result, value)
     return result
