@@ -44,7 +44,6 @@ def map_cuda(simulation: Simulation) -> ProfilerRequests:
     map_triton()
     map_compile(replacements, simulation.accelerator)
     requests = map_profiler(replacements)
-    torch.backends.mha.set_fastpath_enabled(False)  # one operator a layer, without a price; nested tensors
     replacements.add(torch.backends.cuda.can_use_flash_attention, fits_flash)
     refuse_what_cannot_be_simulated(replacements)
     replacements.apply()
