@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import functools
 import importlib.util
@@ -13,6 +14,7 @@ import os
 import pickle
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -225,7 +227,9 @@ def _place(node: ast.expr | ast.stmt) -> tuple[Any, ...]:
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an error's kind and the first line of its text."""
+    """Return an error's kind and the first line of its text; of a `CheckpointException` a rank's error."""
+    if failures := getattr(error, "failures", None):
+        return f"{type(error).__name__}: {in_a_line(next(iter(failures.values()))[0])}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -246,6 +250,23 @@ def run_as_main(source: ScriptSource) -> str:
             said = f" after {in_a_line(cause)}" if isinstance(cause, Exception) else ""
             return f"the script ended itself with exit code {stop.code}{said}"
     return ""
+
+
+@contextlib.contextmanager
+def ending_as_python() -> Iterator[None]:
+    """Wait at the end for the threads that began inside, and call what was registered with `atexit`.
+
+    After an exception neither happens. What this process registered before is never called.
+    """
+    before = set(threading.enumerate())
+    atexit._clear()
+    yield
+    for end_executors in reversed(vars(threading)["_threading_atexits"]):
+        end_executors()
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
 
 
 def run_function(source: ScriptSource) -> object:

@@ -43,7 +43,7 @@ from fsdpbench.script.interposing import around
 from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.observed import Observed
 from fsdpbench.script.observed.waits import Waits
-from fsdpbench.script.own_files import OwnFiles, run_as_main, run_function
+from fsdpbench.script.own_files import OwnFiles, ending_as_python, run_as_main, run_function
 from fsdpbench.script.rank_check.calls import Ended
 from fsdpbench.script.rank_check.recording import Recorder, start_recording
 from fsdpbench.script.steps import MeasuredAllError, Optimizers, Steps
@@ -219,7 +219,8 @@ def _execute(
         if source.function is not None:
             run_function(source)
             return Status.OK, None
-        cause = run_as_main(source)
+        with ending_as_python():
+            cause = run_as_main(source)
         return (Status.ERROR, cause) if cause else (Status.OK, None)
     except MeasuredAllError:
         return Status.OK, None

@@ -90,10 +90,15 @@ class Steps:
             MeasuredAllError: all is measured, and the script need not continue.
         """
         self.count += 1
-        if self._done:
-            return
         self._accelerator.python.end_step()
         self._collect_garbage()
+        if not self._done:
+            self._measure()
+        if not self._slow:
+            self._accelerator.python.begin_step()
+
+    def _measure(self) -> None:
+        """Take the figures of the step that ends."""
         if self._slow:
             self._slow.append(self._accelerator.timeline.record(self._accelerator.stream))
         else:
@@ -104,10 +109,9 @@ class Steps:
             self._slow = [self._accelerator.timeline.record(self._accelerator.stream)]
         elif last:
             self._done = True
+            gc.enable()  # what follows the training may hold garbage as well
             if not self._to_the_end:
                 raise MeasuredAllError
-        else:
-            self._accelerator.python.begin_step()
 
     @property
     def retried(self) -> bool:

@@ -14,19 +14,13 @@ from enum import StrEnum
 from pathlib import Path
 
 from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.engine.results.machine_state import available_memory, observe, usable_cores
 from fsdpbench.reports.result import Status
 from fsdpbench.sweep.planning import configured, make_target
 from fsdpbench.sweep.trials import simulate
 
 _TRY_TIMEOUT_S = 60.0
-_EXTRAS = (
-    ("hta", "hta", "HolisticTraceAnalysis beside our own analysis"),
-    ("tune", "optuna", "`fsdpbench tune`"),
-    ("slurm", "submitit", "`--launcher slurm`"),
-    ("deepspeed", "deepspeed", "`--system deepspeed-zero3`"),
-    ("megatron-fsdp", "megatron_fsdp", "`--system megatron-fsdp`"),
-)
 
 
 class Verdict(StrEnum):
@@ -54,7 +48,8 @@ def examine(try_devices: bool = True) -> list[Finding]:
         looks += [lambda: _tried("sim", 8), lambda: _tried("cpu", 2)]
     findings = [look() for look in looks]
     findings += _private_names()
-    return [*findings, *(_extra(*extra) for extra in _EXTRAS), _slurm(), *_plugins()]
+    extras = table_beside(__file__, "doctor.toml")["extras"]
+    return [*findings, *(_extra(*extra) for extra in extras), _slurm(), *_plugins()]
 
 
 def _python() -> Finding:

@@ -22,6 +22,7 @@ from typing import Any
 from fsdpbench.base.files.documents import typed_rows
 from fsdpbench.reports.pages.display import (
     NOTHING,
+    WORDS,
     count,
     gib,
     milliseconds,
@@ -50,12 +51,7 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 MOST_LINES = 6
 _COMPILE = "compile"
 _MOST_PAIRS = 6
-_PHASES = {
-    "before the trace": "parameters, optimizer state",
-    "forward": "held since forward",
-    "backward": "taken in backward",
-    "optimizer": "taken by the optimizer",
-}
+_PHASES = WORDS["phases"]
 Pair = tuple[Configuration, Configuration]
 """The eager and the compiled configuration of otherwise equal settings; both finished."""
 COMPUTED = (

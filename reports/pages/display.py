@@ -7,17 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fsdpbench.base.files.documents import table_beside
+
 GIB = 2**30
 NOTHING = "–"  # An en dash: the device cannot know this figure.
-_HEADERS = {
-    "activation_checkpointing": "checkpointing",
-    "backward_prefetch": "backward prefetch",
-    "limit_all_gathers": "limiter",
-    "reduce_dtype": "reduce",
-    "param_dtype": "compute",
-    "reshard_after_forward": "reshard",
-    "grad_accum": "accumulation",
-}
+WORDS = table_beside(__file__, "words.toml")
+_HEADERS = WORDS["headers"]
 _AS_THEY_ARE = ("system", "model", "strategy", "hardware", "optimizer")
 _AFTER = {"activation_checkpointing": "checkpointing", "reduce_dtype": "reduction", "param_dtype": "compute"}
 _WITHOUT = ("none", "off", "0", "false", NOTHING)

@@ -10,7 +10,7 @@ from fsdpbench.reports.analysis.activity import find_activity
 from fsdpbench.reports.analysis.memory import MemoryCurve, Retry, device_clock, memory_curve
 from fsdpbench.reports.analysis.units import fsdp_spans
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.display import GIB
+from fsdpbench.reports.pages.display import GIB, WORDS
 from fsdpbench.reports.pages.whole_run import Chart, Table, axis, capacity_line, rule, scatter
 from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.result import SoakReport
@@ -136,11 +136,7 @@ SOAK_WORDS = (
     "Lines of peak allocated memory, of reserved memory and of free memory in fragments over the steps of "
     "a soak, with allocator retries marked; the table below has the figures."
 )
-_LINES = (
-    ("allocated", "peak allocated", "var(--compute)"),
-    ("reserved", "peak reserved", "var(--muted)"),
-    ("inactive_split", "free, in fragments", "var(--gather)"),
-)
+_LINES = WORDS["charts"]["memory"]
 
 
 def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000) -> Chart | None:

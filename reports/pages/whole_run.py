@@ -20,12 +20,7 @@ from fsdpbench.reports.result import StepParts
 
 # Bars beyond this many say nothing that the table does not say better, and slow the page down.
 MOST_BARS = 30
-PARTS = (
-    ("compute_only", "compute only", "var(--compute)"),
-    ("overlapped", "overlapped", "var(--overlapped)"),
-    ("exposed_communication", "exposed communication", "var(--exposed)"),
-    ("idle", "idle", "var(--idle)"),
-)
+PARTS = display.WORDS["charts"]["step"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-_POSITIONS = {
-    "FullyShardedDataParallel": ("module", "process_group", "sharding_strategy", "cpu_offload",
-        "auto_wrap_policy", "backward_prefetch", "mixed_precision", "ignored_modules"),
-    "DistributedDataParallel": ("module", "device_ids", "output_device", "dim", "broadcast_buffers",
-        "init_sync", "process_group"),
-    "DataLoader": ("dataset", "batch_size"),
-    "zero_grad": ("set_to_none",),
-}  # fmt: skip
+from fsdpbench.base.files.documents import table_beside
+
+_POSITIONS = table_beside(__file__, "positions.toml")
 """Parameters that a call may give by position."""
 _ENABLES = ".gradient_checkpointing_enable"
 """The method after which a model of Hugging Face recomputes its blocks."""

@@ -28,6 +28,7 @@ from scipy.optimize import least_squares
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.torch_internals import TorchDispatchMode, fused_adamw_
 from fsdpbench.lab.calibrate.machine import Machine
 from fsdpbench.sim.model.kernel_costs import AttentionCost, GemmCost, KernelCosts
@@ -42,14 +43,7 @@ _SIDES = ((1024, 4096), (4096, 1024), (4096, 4096), (5120, 13824), (8192, 2048),
 FORWARD_SHAPES: tuple[Shape, ...] = tuple((m, n, k) for m in _ROWS for n, k in _SIDES)
 WEIGHT_SHAPES: tuple[Shape, ...] = ((2560, 10240, 8192), (4096, 4096, 16384), (8192, 2048, 4096))
 _LOAD_SHAPE: Shape = (8192, 8192, 8192)
-# Lowest, highest, scale of a step.
-_FITTED = {
-    "sustained": (0.05, 1.0, 0.1),
-    "memory_efficiency": (0.05, 1.0, 0.1),
-    "prologue_k": (0.0, 1000.0, 20.0),
-    "wave_quantisation": (0.0, 1.0, 0.1),
-    "floor_us": (0.1, 50.0, 1.0),
-}
+_FITTED, _FITTED_ATTENTION = table_beside(__file__, "kernel_rates.toml").values()
 Section = TypeVar("Section")
 
 
@@ -165,12 +159,6 @@ SHAPES = tuple(
 _EXPLAINED = 0.02
 """The mean error of a fit from which on the backward has a traffic of its own."""
 # Lowest, highest, scale of a step.
-_FITTED_ATTENTION = {
-    "forward_tflops": (5.0, 5000.0, 50.0),
-    "head_dim_64": (0.2, 1.0, 0.1),
-    "memory_efficiency": (0.05, 1.0, 0.1),
-    "floor_us": (2.0, 100.0, 5.0),  # no kernel is shorter
-}
 
 
 def measure_attention(machine: Machine, profile: HardwareProfile) -> Fit[AttentionProfile]:

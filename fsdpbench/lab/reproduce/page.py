@@ -18,18 +18,11 @@ from fsdpbench.lab.reproduce.figure import LEAST_LEVEL, LEAST_RATIO, PART_OF_EFF
 from fsdpbench.lab.reproduce.outcome import Judged, Outcome, Simulated, Verdict, counted
 from fsdpbench.lab.reproduce.run import TracedRun, summed_up
 from fsdpbench.reports.pages import shell
-from fsdpbench.reports.pages.display import NOTHING, percent, signed_percent
+from fsdpbench.reports.pages.display import NOTHING, WORDS, percent, signed_percent
 from fsdpbench.reports.pages.whole_run import Chart, Table, axis, error_bars, scatter
 
 _SCRIPTS = (f"{shell.ASSETS}/theme.js", f"{shell.ASSETS}/timeline.js", "lab/reproduce/page.js")
-_COLOURS = (
-    ("var(--compute)", "var(--overlapped)"),
-    ("var(--exposed)", "var(--other-soft)"),
-    ("var(--allreduce)", "var(--allreduce-soft)"),
-    ("var(--reduce)", "var(--reduce-soft)"),
-    ("var(--gather)", "var(--gather-soft)"),
-    ("var(--copy)", "var(--idle)"),
-)
+_COLOURS = WORDS["charts"]["pairs"]
 _ENDED = {Status.OOM: "out of memory", Status.OK: ""}
 _BAND = "other plausible settings"
 _ROOM = 1.5

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from fsdpbench.script.cuda.compiling import compile_notes, leave_cache_alone, map_compile, wants_compiled
 from fsdpbench.script.cuda.cuda_module import map_cuda_module
 from fsdpbench.script.cuda.device_names import map_amp, map_device_names
@@ -25,6 +27,7 @@ from fsdpbench.script.cuda.distributed import map_distributed
 from fsdpbench.script.cuda.profiling import ProfilerRequests, map_profiler
 from fsdpbench.script.cuda.refusals import Replacements, refuse_what_cannot_be_simulated
 from fsdpbench.script.triton_kernels import map_triton
+from fsdpbench.sim.torch_device.operators.attention import fits_flash
 
 if TYPE_CHECKING:
     from fsdpbench.sim import Simulation
@@ -41,6 +44,7 @@ def map_cuda(simulation: Simulation) -> ProfilerRequests:
     map_triton()
     map_compile(replacements, simulation.accelerator)
     requests = map_profiler(replacements)
+    replacements.add(torch.backends.cuda.can_use_flash_attention, fits_flash)
     refuse_what_cannot_be_simulated(replacements)
     replacements.apply()
     return requests

@@ -145,13 +145,15 @@ class Recorder:
         return made
 
     def note(self, group: SimProcessGroup, seen: Seen, opts: Any, root: int | None = None) -> tuple[Any, ...]:
-        """Record a call; return its key among all calls of its group.
+        """Record a call; return its key among all calls of its group. A thread's call has a key alone.
 
         `opts`: torch's options of the collective, with root and reduction. `root`: a rank of the group,
         instead of that of the options.
         """
         shared = seen.shared
         known = self._group(group, shared)
+        if threading.get_ident() != _MAIN:
+            known = known._replace(lane="thread")
         if root is None:
             root = getattr(opts, "rootRank", None)
         reduction = getattr(opts, "reduceOp", "")
@@ -184,11 +186,13 @@ class Recorder:
         )  # fmt: skip
 
     def _add(self, call: Call) -> None:
-        if len(self.log.calls) < MOST_CALLS:
+        if call.group.lane == "thread":
+            pass
+        elif len(self.log.calls) < MOST_CALLS:
             self.log.calls.append(call)
+            self._of_all += call.group.description == "default"
         else:
             self.log.ended = Ended.TOO_MANY
-        self._of_all += call.group.description == "default"
         if self._arrivals is not None:
             self._arrivals.arrive(self._called())
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.model.keys import ProfileError, check_figures, require
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.profile_files import ProfileFolder
@@ -211,20 +212,7 @@ class SoftwareProfile:
 _SECTIONS = ("collectives", "attention", "kernels", "checkpointing", "operators", "fsdp1", "trainer", "llama")
 _OF_GPTS = ("attention.unpads", "trainer.fused_loss", "trainer.keeps_outputs", "trainer.metrics")
 _OF_THE_BENCH = (*_OF_GPTS, "trainer.host_us", "operators.fused_rotary")
-# Collectives and library kernels, which a compiled graph calls as eager code, and operators a graph fuses.
-_OUTSIDE_OF_GRAPHS = (
-    "operators.composed_rms_norm",
-    "collectives.own_streams",
-    "attention.forward_rate",
-    "attention.backward_rate",
-    "kernels.older",
-)
-_OF_MODELS = (
-    "collectives.own_streams",
-    "operators.composed_rms_norm",
-    "operators.fused_rotary",
-    "kernels.older",
-)
+_OUTSIDE_OF_GRAPHS, _OF_MODELS = table_beside(__file__, "software.toml").values()
 _CALLS = ("checkpointing.reentrant", "checkpointing.by_operator", "fsdp1.use_orig_params")
 
 _PROFILES = ProfileFolder("software", Path(__file__).parents[1] / "profiles" / "software", SoftwareProfile)

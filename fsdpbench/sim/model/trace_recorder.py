@@ -19,6 +19,7 @@ from typing import Any
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM
 from fsdpbench.sim.model.trace_writer import (
+    NAMES,
     CudaSync,
     DeviceEvent,
     HostEvent,
@@ -178,21 +179,8 @@ def _ranks_text(ranks: Sequence[int]) -> str:
     return f"[{head}, ..., {ranks[-1]}]"
 
 
-# kind -> (name of the kernel's algorithm, name in the kernel's metadata)
-_KINDS = {
-    "all_gather": ("AllGather", "_allgather_base"),
-    "reduce_scatter": ("ReduceScatter", "_reduce_scatter_base"),
-    "all_reduce": ("AllReduce", "allreduce"),
-    "broadcast": ("Broadcast", "broadcast"),
-    "all_to_all": ("SendRecv", "all_to_all"),
-    "send_recv": ("SendRecv", "coalesced"),
-    "barrier": ("AllReduce", "barrier"),
-}
+_KINDS, _DTYPES = NAMES["collectives"], NAMES["dtypes"]
 _REDUCING = frozenset({"reduce_scatter", "all_reduce", "barrier"})
-_DTYPES = {
-    "BFloat16": "bf16", "Half": "f16", "Float": "f32", "Double": "f64", "Char": "i8", "Byte": "u8",
-    "Bool": "u8", "Int": "i32", "Long": "i64",
-}  # fmt: skip
 
 
 def _kernel_of(kind: str, dtype: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.writing import create, replacing
 from fsdpbench.sim.model.profile import HardwareProfile
 
@@ -26,12 +27,8 @@ _DECIMALS = [f".{thousandths:03d}" for thousandths in range(1000)]
 """Thousands of times are written; a lookup of decimals takes half as long as formatting."""
 _CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime")
 """By `HostKind`."""
-# CUPTI's callback ids of the runtime calls, which some tools look up.
-_CALLBACK_IDS = {
-    "cudaLaunchKernel": 211, "cudaLaunchKernelExC": 430, "cudaMemcpyAsync": 41, "cudaEventRecord": 135,
-    "cudaEventSynchronize": 137, "cudaEventQuery": 138, "cudaStreamWaitEvent": 147,
-    "cudaStreamSynchronize": 131, "cudaDeviceSynchronize": 165, "cudaMalloc": 20, "cudaFree": 22,
-}  # fmt: skip
+NAMES = table_beside(__file__, "trace_names.toml")
+_CALLBACK_IDS = NAMES["callback_ids"]
 
 
 @dataclass(frozen=True)

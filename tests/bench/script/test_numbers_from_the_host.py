@@ -139,3 +139,21 @@ def test_whole_numbers_are_computed_beside(run_probe: RunScript) -> None:
         """
     )
     assert run.result["status"] == "ok", run.cause
+
+
+def test_rows_written_into_a_tensor_of_the_device_are_known(run_probe: RunScript) -> None:
+    run = run_probe(
+        """
+        ids = torch.zeros(3, 6, dtype=torch.long, device="cuda")
+        there = torch.zeros(3, 6, dtype=torch.bool, device="cuda")
+        for row, length in enumerate((2, 5, 3)):
+            ids[row, :length] = torch.arange(1, length + 1)
+            there[row, :length] = True
+        assert torch.randn(3, 6, 4, device="cuda")[there].shape == (10, 4)
+        assert ids.cpu().tolist() == [[1, 2, 0, 0, 0, 0], [1, 2, 3, 4, 5, 0], [1, 2, 3, 0, 0, 0]]
+        ids[0, 1:3] = torch.randint(0, 9, (2,), device="cuda")  # unknown from here on
+        assert ids.cpu().sum() == 0
+        train(2)
+        """
+    )
+    assert run.result["status"] == "ok", run.cause

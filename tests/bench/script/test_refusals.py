@@ -81,6 +81,23 @@ def test_each_of_them_by_its_name(run_probe: RunScript) -> None:
         ("import flash_attn", "compiled for CUDA"),
         ("torch.distributed.init_process_group('nccl', world_size=4)", "world_size=4"),
         ("raise SystemExit(3)", "exit code 3"),
+        (
+            "torch.distributed.init_process_group('nccl')\n"
+            "torch.ops.symm_mem.one_shot_all_reduce(torch.ones(4, device='cuda'), 'sum', '0')",
+            "use the collectives of torch.distributed",
+        ),
+        (
+            "import torch.distributed.checkpoint as dcp\n"
+            "dcp.save({'a': torch.ones(2)}, checkpoint_id='there')\n"
+            "dcp.load({'b': torch.ones(2)}, checkpoint_id='there')",
+            "CheckpointException: RuntimeError: Missing key in checkpoint state_dict: b",
+        ),
+        (
+            "rows = torch.nested.nested_tensor([torch.ones(3, 16)], layout=torch.jagged, device='cuda')\n"
+            "rows = rows.unflatten(-1, [2, -1]).transpose(1, 2)\n"
+            "torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)",
+            "attention of nested tensors is simulated as flash attention",
+        ),
     ],
 )
 def test_a_failed_script_says_why(text: str, words: str, run_probe: RunScript) -> None:

@@ -106,3 +106,29 @@ def test_a_late_error_keeps_what_was_measured(run_probe: RunScript) -> None:
     for figure in ("step_time_s", "peak_memory_bytes", "time_s", "tflops_per_gpu"):
         assert failed.result[figure] == whole.result[figure] is not None
     assert failed.result["traces"]
+
+
+def test_steps_after_the_measured_ones_take_as_long_and_hold_as_much(run_probe: RunScript) -> None:
+    """Calls in Python cost as much there, and garbage in cycles is freed at the ends of all steps."""
+    run = run_probe(
+        """
+        import time
+        model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(20)]).cuda()
+        optimizer, steps = torch.optim.SGD(model.parameters(), 0.1), []
+        for step in range(20):
+            cycle = {"buffer": torch.empty(1 << 28, dtype=torch.uint8, device="cuda")}
+            cycle["itself"] = cycle
+            start = time.perf_counter()
+            model(torch.randn(8, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.cuda.synchronize()
+            steps.append((time.perf_counter() - start, torch.cuda.memory_allocated()))
+        assert abs(steps[4][0] / steps[-1][0] - 1) < 0.01, (steps[4], steps[-1])
+        assert steps[4][1] == steps[-1][1] < 3 << 28
+        print("to the end")
+        """,
+        to_the_end=True,
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert "to the end" in run.output

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -341,3 +341,28 @@ def shortened(finding: Finding, reports: Reports) -> Finding:
         else:
             tried += 1
     return best
+
+
+WHOLE: dict[str, tuple[str, ...]] = {
+    "factories": ("t0 = torch.tensor([3, 1, 2, 5]).to(D)",),
+    "results": ("t0 = torch.tensor([3, 1, 2, 5]).to(D)", "t1 = torch.tensor([1, 0, 2, 3]).to(D)"),
+    "effects": ("t0 = torch.zeros(4, dtype=torch.long, device=D)", "t1 = torch.tensor([1, 0, 2, 3]).to(D)"),
+}
+"""Whole numbers of the host, before a line of each kind."""
+
+
+def forgotten(kind: str, reports: Reports) -> Iterator[str]:
+    """Yield the forms of `kind` whose result is whole numbers of whole numbers, and unknown on the device."""
+    for form in read_lines()[kind]:
+        forms, pair = Forms(3, groups=False), Pair(reports)
+        assert all(pair.add(line) is None for line in WHOLE[kind])
+        forms._forms = {kind: [form]}
+        line = forms._filled(kind, pair.host)
+        names = ("t0", "t1") if kind == "effects" else ("t9",)
+        assert pair.add(line if kind == "effects" else f"t9 = {line}") is None
+        values = {name: pair.host.get(name) for name in names} if not pair.counts else {}
+        for name, value in values.items():
+            if _is_tensor(value) and f"{value.dtype}" in _WHOLE:
+                assert pair.compare(f"{name}.cpu()") is None
+        if pair.counts["unknown"]:
+            yield form

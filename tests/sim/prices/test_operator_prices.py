@@ -124,3 +124,27 @@ def test_rows_that_are_added_cost_the_same_by_any_operator() -> None:
     added = price(ATEN.index_add_.default, (x, 0, index, values), {}, x, costs).nbytes
     put = [price(ATEN.index_put_.default, (x, [index], values, each), {}, x, costs) for each in (True, False)]
     assert put[0].nbytes == added > 3 * put[1].nbytes
+
+
+def test_packed_attention_is_attention_of_equally_long_sequences() -> None:
+    """Forward and backward, also by a causal window, with the scratch memory of a batch."""
+    costs = KernelCosts(PROFILE)
+    starts, packed = torch.tensor([0, 512, 1024, 2048], dtype=torch.int32), meta(2048, 8, 64)
+    batch = meta(3, 8, 2048 // 3, 64)
+    after = (starts, starts, 1024, 1024, 0.0)
+    dense = price(ATEN._scaled_dot_product_flash_attention.default, (batch,) * 3, {}, [batch], costs)
+    found = price(
+        ATEN._flash_attention_forward.default, ((packed,) * 3 + after + (False, False)), {}, [packed], costs
+    )
+    assert (found.duration_ns, found.unknown) == (dense.duration_ns, False)
+    windows = {"window_size_left": -1, "window_size_right": 0}
+    both = [
+        price(ATEN._flash_attention_backward.default, args, kwargs, [packed] * 3, costs)
+        for args, kwargs in (
+            ((packed,) * 5 + (packed,) + after + (True, packed, packed), {}),
+            ((packed,) * 5 + (packed,) + after + (False, packed, packed), windows),
+        )
+    ]
+    assert both[0] == both[1]
+    assert both[0].workspace_bytes
+    assert both[0].duration_ns > found.duration_ns

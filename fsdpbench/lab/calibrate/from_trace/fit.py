@@ -19,6 +19,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.lab.calibrate.calibration import Calibration, all_keys
 from fsdpbench.lab.calibrate.from_trace.samples import Samples, priced_ns
 from fsdpbench.lab.calibrate.nccl_tests import Point
@@ -31,13 +32,7 @@ from fsdpbench.sim.model.profile import HardwareProfile, load_profile, of_slowes
 from fsdpbench.sim.model.sections import DTYPES, GIB, LinkCurve
 from fsdpbench.sim.torch_device.prices import Call
 
-_FITTED = {
-    "bandwidth.efficiency": ("pointwise", "copy", "memcpy", "reduction", "optimizer", "gather"),
-    "bandwidth": ("floor_us",),
-    "compute": ("issue_share",),
-    "gemm": ("sustained", "under_load", "weight_grad", "memory_efficiency", "floor_us", "prologue_k"),
-    "attention": ("forward_tflops", "backward_tflops", "memory_efficiency", "head_dim_64", "floor_us"),
-}
+_FITTED = table_beside(__file__, "fit.toml")
 _GROUPS = (("bandwidth.efficiency", "bandwidth", "compute"), ("gemm",), ("attention",))
 """What is fitted together; earlier figures explain first."""
 _FEWEST, _STEP, _LEAST_EFFECT, _FARTHEST, _OUTLIER, _SUM = 3, math.log(0.9), 0.02, 30.0, 0.3, 5.0

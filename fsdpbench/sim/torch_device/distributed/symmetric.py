@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from fsdpbench.base.torch_internals import expect, replace, symmetric_memory
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.torch_device.accelerator import Accelerator
-from fsdpbench.sim.torch_device.tensors import is_on_device, record_of
+from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, record_of
 
 _POLICY = "NCCL_CTA_POLICY"
 _ZERO = "2"
@@ -77,6 +77,7 @@ def patch_symmetric_memory(accelerator: Accelerator) -> None:
     pool = expect(symmetric_memory, "get_mem_pool")
     meet = expect(symmetric_memory, "rendezvous")
     use = expect(torch.cuda, "use_mem_pool")
+    allocate = expect(symmetric_memory, "empty")
 
     def set_backend(name: str) -> None:
         if not accelerator.started:
@@ -102,10 +103,10 @@ def patch_symmetric_memory(accelerator: Accelerator) -> None:
     def use_mem_pool(pool: Any, *args: Any, **kwargs: Any) -> Any:
         return use_pool(pool) if pool is POOL else use(pool, *args, **kwargs)
 
-    functions: dict[str, Callable[..., Any]] = {
-        "set_backend": set_backend,
-        "get_mem_pool": get_mem_pool,
-        "rendezvous": rendezvous,
-    }
-    replace(symmetric_memory, **functions)
+    def empty(*size: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        place = torch.device(device or "cpu")
+        return (torch.empty if is_simulated(place) else allocate)(*size, device=place, **kwargs)
+
+    replaced = [empty, set_backend, get_mem_pool, rendezvous]
+    replace(symmetric_memory, **{each.__name__: each for each in replaced})
     replace(torch.cuda, use_mem_pool=use_mem_pool)

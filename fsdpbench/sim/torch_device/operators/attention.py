@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fsdpbench.sim.torch_device.strict.words import cpp_type, refuse_broadcast, sizes
+from fsdpbench.sim.torch_device.tensors import is_on_device
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_SIZE = 256
@@ -95,6 +96,17 @@ def _choose_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
         return _FLASH
     others = settings.mem_efficient_sdp_enabled() or settings.cudnn_sdp_enabled()
     return _EFFICIENT if others and key_heads == value.shape[1] else _COMPOSED
+
+
+def fits_flash(params: Any, debug: bool = False) -> bool:
+    """Answer `torch.backends.cuda.can_use_flash_attention`, which is false for devices that torch lacks."""
+    query = params.query
+    takes = is_on_device(query) and params.attn_mask is None and query.dtype in _FLASH_DTYPES
+    takes = takes and query.shape[-1] <= _FLASH_HEAD_SIZE and torch.backends.cuda.flash_sdp_enabled()
+    if query.is_nested and not takes:  # torch goes on after a `NotImplementedError`
+        raise RuntimeError("attention of nested tensors is simulated as flash attention, which takes 16 bits "
+                           "and no mask: autocast, or bfloat16()")  # fmt: skip
+    return bool(takes)
 
 
 def _refuse_misfits(

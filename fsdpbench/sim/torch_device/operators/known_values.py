@@ -61,7 +61,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {name: getattr(python, name
 _SAME, _COMPUTED = map(frozenset, table_beside(__file__, "names.toml")["known_values"].values())
 _DECIDING = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logical_and": False}
 """Values of one side that decide the result, whatever the other is."""
-_UNLIKE = {"cumsum", "cat", "constant_pad_nd", "tril", "triu"}
+_UNLIKE = {"cumsum", "cumprod", "cat", "constant_pad_nd", "tril", "triu"}
 """Operators that make different numbers of equal ones."""
 
 
@@ -78,6 +78,7 @@ def computed(
     if torch.Tag.pointwise not in operator.tags and name not in _COMPUTED:
         return False
     is_known = name in _UNLIKE or any(isinstance(choice_of(each), Listed) for each in taken)
+    is_known |= any(each.nbytes < each.untyped_storage().nbytes() for each in written)
     if not is_known or any(each.is_floating_point() or each.nbytes > MOST_LISTED for each in results):
         return False
     stores: dict[int, torch.Tensor] = {}
@@ -167,7 +168,13 @@ def known_of(tensor: torch.Tensor) -> Known | None:
 def learn_from_host(target: torch.Tensor, source: Any) -> None:
     """Set the known value of `target`, filled from the host with a number or a tensor with one element."""
     is_number = not isinstance(source, torch.Tensor) or source.dim() == 0
-    if ACCELERATOR.follows_numbers and (target.numel() == 1 or (is_number and target.dtype in _WHOLE)):
+    is_a_part = target.nbytes < target.untyped_storage().nbytes()
+    numbers = whole_numbers(target) if is_a_part and ACCELERATOR.follows_numbers else None
+    if numbers is not None and not (isinstance(source, torch.Tensor) and holds_placeholders(source)):
+        numbers = numbers.clone()
+        placed(numbers, target).copy_(torch.as_tensor(source))
+        mark(target, Listed(numbers, assumed_of(target)))
+    elif ACCELERATOR.follows_numbers and (target.numel() == 1 or (is_number and target.dtype in _WHOLE)):
         is_guess = isinstance(source, torch.Tensor) and holds_placeholders(source)
         learn(target, source, assumed=Assumed(is_guess))
     elif ACCELERATOR.follows_numbers and _are_listed(target, source):
@@ -308,8 +315,6 @@ def _evaluate(
     results: list[torch.Tensor],
 ) -> Known | None:
     name = operator._schema.name.removeprefix("aten::")
-    if name == "zero_":
-        return Known(torch.zeros(1), Assumed.NO)
     if name == "copy_" and len(taken) == 2:
         return known_of(taken[1])
     known = [known_of(tensor) for tensor in taken]

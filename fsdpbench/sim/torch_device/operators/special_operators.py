@@ -329,14 +329,17 @@ def _like(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
 
 
 def _filled(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Run `fill_`, `full`, `ones` or `scalar_tensor`: a number that comes from the host."""
+    """Run `fill_`, `full`, `ones`, `zeros`, `zero_` or `scalar_tensor`: a number that comes from the host."""
     name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(*args, **kwargs)
-    value = 1 if name == "ones" else args[name != "scalar_tensor"]
+    value = _OF_NAME[name] if name in _OF_NAME else args[name != "scalar_tensor"]
     is_computed = isinstance(choice_of(result), tensors.Listed)
     if not (is_computed or (isinstance(value, torch.Tensor) and tensors.is_on_device(value))):
         learn_from_host(result, value)
     return result
+
+
+_OF_NAME = {"ones": 1, "zeros": 0, "zero_": 0}
 
 
 def _numbered(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -451,7 +454,7 @@ SPECIAL_OPERATORS: dict[str, Kernel] = {
     **dict.fromkeys(_LIKE, _like), "_local_scalar_dense": _item, "equal": _equal, "allclose": _equal,
     "_is_all_true": _all_valid, "_to_copy": _to_copy, "copy_": _copy, "_copy_from": _copy,
     "_foreach_copy_": _foreach_copy, "set_": _set, "resize_": _resize, "record_stream": _record_stream,
-    **dict.fromkeys(("fill_", "full", "ones", "scalar_tensor"), _filled),
+    **dict.fromkeys(("fill_", "full", "scalar_tensor", *_OF_NAME), _filled),
     **dict.fromkeys(("arange", "eye", "tril_indices", "triu_indices"), _numbered),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
     **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), _never), "index": _index,

@@ -30,6 +30,8 @@ _RULES: dict[str, products.Price] = {
     "convolutions": layers.convolution, "gradients of convolutions": layers.convolution_backward,
     "flash attention": partial(products.attention_forward, causal_at=4),
     "attention with a bias": partial(products.attention_forward, causal_at=6, bias_at=3),
+    "packed attention": lambda call, costs: _packed(call, costs, backward=False),
+    "packed attention, backward": lambda call, costs: _packed(call, costs, backward=True),
     "flash attention, backward": partial(products.attention_backward, causal_at=11),
     "attention with a bias, backward": partial(products.attention_backward, causal_at=11, bias_at=4),
     "rows that are looked up": memory.moves("gather", memory.rows_read),
@@ -154,6 +156,20 @@ def _flash(call: products.Call, costs: KernelCosts, *, backward: bool) -> produc
     duration = price(*shape, bool(given["causal"]), dtype, key.shape[-2])
     duration = round(duration / costs.profile.attention.flash_share)
     return products.OperatorCost(f"flash_{'bwd' if backward else 'fwd'}_kernel_{dtype}", duration)
+
+
+def _packed(call: products.Call, costs: KernelCosts, *, backward: bool) -> products.OperatorCost:
+    """Price torch's attention of (tokens, heads, size), whose sequences are taken as equally long."""
+    given = bind(call.func, call.args, call.kwargs)
+    batch = len(given["cum_seq_q"]) - 1 if given["cum_seq_q"] is not None else len(given["query"])
+    tensors = [
+        given[name].new_empty(batch, given[name].shape[:-2].numel() // batch, *given[name].shape[-2:])
+        for name in ("query", "query", "key", "value")
+    ]
+    causal = given["is_causal"] or given.get("window_size_right") == 0
+    args = (*(tensor.transpose(1, 2) for tensor in tensors[not backward :]), causal)
+    rule = products.attention_backward if backward else products.attention_forward
+    return rule(call._replace(args=args, kwargs={}), costs, causal_at=len(args) - 1)
 
 
 def _four_bits(call: products.Call, costs: KernelCosts) -> products.OperatorCost:

@@ -46,6 +46,17 @@ def ddp():
 """
 
 CLEAN = {
+    "objects of a thread": """
+import threading, time
+def talk():
+    for _ in range(3):
+        time.sleep(0.02 * (1 + rank))
+        dist.all_gather_object([None] * world, rank)
+thread = threading.Thread(target=talk)
+thread.start()
+loop(ddp())
+thread.join()
+""",
     "ddp": "loop(ddp(), kind=torch.optim.SGD)",
     "torch-fsdp1": """
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
