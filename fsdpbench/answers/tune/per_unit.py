@@ -410,14 +410,15 @@ class Search:
         """Search one family, starting from what the model says and from corners that are known to be safe."""
         known = {mix: self._known.get(content_key(family.config(mix))) for mix in family.corners()}
         found = {mix: each for mix, each in known.items() if each and is_safe(each)}
-        wrong = 0.0
+        wrong = late = 0.0
         for _ in range(_ROUNDS):
             mix = costs.best(family, gib - wrong)
-            if mix is None or mix in found or self._is_slower(costs.of(mix)[0]):
+            if mix is None or mix in found or self._is_slower(costs.of(mix)[0] + late):
                 break
             found[mix] = self._exact(family, mix)
             wrong = _gib(found[mix]) - costs.of(mix)[1]
             costs = costs.corrected(mix, found[mix])
+            late = max(0.0, 1 / (found[mix].speed or np.inf) - costs.of(mix)[0])
         safe = [mix for mix, each in found.items() if is_safe(each)]
         if safe:
             start = max(safe, key=lambda mix: found[mix].speed)
