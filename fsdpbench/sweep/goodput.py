@@ -65,7 +65,6 @@ class Endured:
     waiting: Goodput
     in_background: Goodput
     gpu_mtbf_h: float
-    restart_s: float = RESTART_S
 
 
 def endure(config: Config, gpu_mtbf_h: float | None = None) -> Endured | None:

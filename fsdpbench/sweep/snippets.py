@@ -42,12 +42,19 @@ def snippets(configs: Iterable[Config]) -> Mapping[str, str]:
     best: dict[str, Config] = {}
     for config in configs:
         best.setdefault(config.system, config)
-    # A plan of tensor or expert parallelism is the model's own; without it the code would be another's.
     return {
         f"best_{system.replace('-', '_')}.py": _program(config)
         for system, config in best.items()
-        if system in _APIS and not any(getattr(config.settings, name) > 1 for name in PARALLEL)
+        if without_code(config) is None
     }
+
+
+def without_code(config: Config) -> str | None:
+    """Return why no code is written for `config`; None: it is."""
+    if config.system not in _APIS:
+        return f"{config.system} has no call that wraps a model"
+    split = [f"{name}={degree}" for name in PARALLEL if (degree := getattr(config.settings, name)) > 1]
+    return f"with {' and '.join(split)} it would need the model's own plan of its split" if split else None
 
 
 @functools.cache

@@ -3,11 +3,4 @@
 from fsdpbench.reports.analysis.analyze import analyze, analyze_trace
 from fsdpbench.reports.analysis.figures import CollectiveFigures, TimeParts
 from fsdpbench.reports.analysis.memory import MemoryAnalysis
-from fsdpbench.reports.analysis.model import (
-    Analysis,
-    Problem,
-    RankAnalysis,
-    RanksSummary,
-    StepAnalysis,
-    UnitAnalysis,
-)
+from fsdpbench.reports.analysis.model import Analysis, RankAnalysis, RanksSummary, UnitAnalysis

@@ -107,7 +107,9 @@ def diff_ranks(before: RankAnalysis, after: RankAnalysis) -> TraceDiff:
         after,
         step=Change("step", old.total, new.total),
         parts=tuple(Change(name, getattr(old, name), getattr(new, name)) for name in PARTS),
-        phases=_matched(*(_per_step(rank, _phases(rank)) for rank in (before, after))),
+        phases=_matched(
+            *(_per_step(rank, {n: part.total for n, part in rank.phases.items()}) for rank in (before, after))
+        ),
         idle=_matched(*(_per_step(rank, rank.idle_causes.parts()) for rank in (before, after))),
         collectives=_collectives(before, after),
         units=_units(before, after),
@@ -125,10 +127,6 @@ def _per_step(rank: RankAnalysis, figures: Mapping[str, int]) -> dict[str, float
 def _matched(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Change, ...]:
     """Return a change for every name of either side."""
     return tuple(Change(n, before.get(n, 0), after.get(n, 0)) for n in dict.fromkeys([*before, *after]))
-
-
-def _phases(rank: RankAnalysis) -> dict[str, int]:
-    return {name: parts.total for name, parts in rank.phases.items()}
 
 
 def _units(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from fsdpbench.base.settings.values import is_mixed
 from fsdpbench.reports.figures import FIGURES, Figure
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import NOTHING, in_table, phrase, setting, signed_percent, varying
@@ -294,7 +295,8 @@ class Chosen:
 
 
 def chosen(ranked: Sequence[Ranked]) -> Chosen:
-    """Return the best of each: of those that cannot be distinguished one that is not risky, FSDP2 first."""
+    """Return the best of each: of those that cannot be distinguished one that is not risky, FSDP2 first, and
+    the same settings for all units first."""
     torchs, ours = _best(ranked, "torch-fsdp"), _best(ranked, "impl-")
     return Chosen(torchs, ours, paired(ours, torchs) if torchs and ours else None)
 
@@ -320,8 +322,9 @@ def _best(ranked: Sequence[Ranked], prefix: str) -> Ranked | None:
     own = [entry for entry in ranked if entry.throughput and entry.row.system.startswith(prefix)]
     equal = [entry for entry in own if not paired(entry, own[0]).is_clear] or own[:1]
 
-    def order(each: Ranked) -> tuple[bool, bool, float]:
-        return is_risky(each.row), not each.row.system.endswith("fsdp2"), -(each.throughput or 0)
+    def order(each: Ranked) -> tuple[bool, bool, bool, float]:
+        mixed = any(map(is_mixed, each.row.settings.values()))
+        return is_risky(each.row), not each.row.system.endswith("fsdp2"), mixed, -(each.throughput or 0)
 
     return min(equal, key=order, default=None)
 

@@ -69,6 +69,7 @@ def by_unit(
     now = _judged(base)
     search = Search(judge, None, (), now if is_safe(now) else None)
     search.search([family], 0)
+    search.improve()
     for trial in ran:
         if search.best is not None and trial.config == search.best.config and trial.config.what_if:
             yield written(seen, trial.config.what_if.variation or ""), trial

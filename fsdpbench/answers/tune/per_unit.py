@@ -3,7 +3,7 @@
     corners   all blocks alike, with room ──> what each choice of a block costs in time and bytes
     program   `scipy.optimize.milp` ────────> how many blocks of each kind have which choice
     judge     simulates that exactly ───────> corrects the program, until it proposes nothing new
-    around    neighbours, until none is faster and fits; other batches, if the program promises more
+    around    neighbours, until none should beat the best; other batches, if the program promises more
     units     of the best: of one block or two, and how far each gathers ahead, until nothing is faster
 
 It starts with the best uniform candidate of all batches, and so is never slower. Equal blocks differ in their
@@ -43,10 +43,10 @@ _GATHERED = {"SHARD_GRAD_OP": "FULL_SHARD", "_HYBRID_SHARD_ZERO2": "HYBRID_SHARD
 """Strategies that are others with all units gathered between forward and backward."""
 _FAMILIES, _SEARCHED, _ROUNDS, _TRIES = 2, 3, 6, 6
 """The last: neighbours that are simulated at most, in a row without one that is faster."""
-_LOST, _LESS = 0.005, 0.8
-"""A step longer by this share waits for the link to the host, which has so much less time than thought."""
+_LESS = 0.8
+"""Where a step waits for the link to the host, that has so much less time than thought."""
 _NEAR = 0.99
-"""The share of the best speed from which on neighbours are tried at all."""
+"""The share of the best speed from which on a family is searched at all."""
 _STEPS, _MOST_KINDS = (4, 1), 3
 _IN_VAIN = 2
 """Changes of units of one sort that are tried at most, in a row without one that is faster."""
@@ -173,10 +173,11 @@ class Costs:
         return figures + np.array([over, 0.0])
 
     def corrected(self, mix: Mix, found: Candidate) -> Costs:
-        """Return the model with less time of the link, where `mix` ran slower than that allows."""
-        if not found.speed or 1 - self.of(mix)[0] * found.speed < _LOST:
+        """Return the model with less time of the link, where `mix` ran slower than that allows, by at least
+        what one block costs that comes late."""
+        moved = (np.array(mix.blocks)[:, _OFFLOADS_ALL] > 0) & (self.late > 0)
+        if not found.speed or not moved.any() or 1 / found.speed - self.of(mix)[0] < self.late[moved].min():
             return self
-        moved = np.array(mix.blocks)[:, _OFFLOADS_ALL] > 0
         return dataclasses.replace(self, hidden=self.hidden * np.where(moved, _LESS, 1.0))
 
     def best(self, family: Family, gib: float) -> Mix | None:
@@ -258,6 +259,7 @@ def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chos
     search = Search(judge, memory, tried, uniform)
     for families, start in _families(tried):
         search.search(families, start)
+    search.improve()
     search.vary_units()
     if search.best is None:
         raise NothingFitsError("--per-unit: no choice by unit fits safely: smaller batches or more GPUs may")
@@ -345,6 +347,7 @@ class Search:
     ) -> None:
         self._judge, self._memory = judge, memory
         self._known = {content_key(each.config): each for each in tried}
+        self._starts: list[tuple[Candidate, Family, Costs, float, Mix]] = []
         self.best, self.simulated = best, 0
 
     def search(self, families: Sequence[Family], start: int) -> None:
@@ -363,6 +366,11 @@ class Search:
         for time, family, costs, gib in sorted(promising, key=lambda each: each[0])[:_SEARCHED]:
             if not self._is_slower(time):
                 self._search(family, costs, gib)
+
+    def improve(self) -> None:
+        """Go from each mix that a search began with, the fastest first, to neighbours that beat the best."""
+        for _, family, costs, gib, mix in sorted(self._starts, key=lambda each: -each[0].speed):
+            self._improve(family, costs, gib, mix)
 
     def vary_units(self) -> None:
         """Change sizes of the best's units, then their prefetch; of a half where all exceed memory."""
@@ -402,26 +410,27 @@ class Search:
         """Search one family, starting from what the model says and from corners that are known to be safe."""
         known = {mix: self._known.get(content_key(family.config(mix))) for mix in family.corners()}
         found = {mix: each for mix, each in known.items() if each and is_safe(each)}
-        wrong = 0.0
+        wrong = late = 0.0
         for _ in range(_ROUNDS):
             mix = costs.best(family, gib - wrong)
-            if mix is None or mix in found or self._is_slower(costs.of(mix)[0]):
+            if mix is None or mix in found or self._is_slower(costs.of(mix)[0] + late):
                 break
             found[mix] = self._exact(family, mix)
             wrong = _gib(found[mix]) - costs.of(mix)[1]
             costs = costs.corrected(mix, found[mix])
+            late = max(0.0, 1 / (found[mix].speed or np.inf) - costs.of(mix)[0])
         safe = [mix for mix, each in found.items() if is_safe(each)]
-        start = max(safe, key=lambda mix: found[mix].speed, default=None)
-        if start and (self.best is None or found[start].speed >= _NEAR * self.best.speed):
-            self._improve(family, costs, gib, start)
+        if safe:
+            start = max(safe, key=lambda mix: found[mix].speed)
+            self._starts.append((found[start], family, costs, gib, start))
 
     def _with_room(self, config: Config) -> Config:
         """Return `config`, with room where it is not known to run as it is, without retries."""
         known = self._known.get(content_key(config))
         return config if known and is_safe(known) and known.memory else with_room(config)
 
-    def _is_slower(self, time: float) -> bool:
-        return self.best is not None and time > (1 + _MARGIN) / self.best.speed
+    def _is_slower(self, time: float, margin: float = _MARGIN) -> bool:
+        return self.best is not None and time * self.best.speed >= 1 + margin
 
     def _limit(self, base: Config, like: Candidate) -> float:
         """Return the GiB of which the upper end of the interval is all that may be reserved."""
@@ -446,8 +455,8 @@ class Search:
         return found
 
     def _improve(self, family: Family, costs: Costs, gib: float, mix: Mix) -> None:
-        """Go to the fastest neighbour as long as there is a faster one that fits. A neighbour is expected to
-        differ from the nearest mix that ran here, this one or a neighbour before, as the model says."""
+        """Go to the fastest neighbour as long as one should beat the best that was found, and fits. It is
+        expected to differ from the nearest mix that ran here, this one or one before, as the model says."""
         now, left = self._exact(family, mix), _TRIES
         errors, tried = {mix: _figures(now) - costs.of(mix)}, {mix}
         while left:
@@ -456,7 +465,7 @@ class Search:
                 nearest = min(errors, key=lambda each: (other.apart(each), each != mix))
                 time, size = costs.of(other) + errors[nearest]
                 margin = _MARGIN if moves == 1 else 0.0
-                if time * now.speed < 1 + margin and size < (1 + margin) * gib and other not in tried:
+                if not self._is_slower(time, margin) and size < (1 + margin) * gib and other not in tried:
                     likely[other] = time
             if not likely:
                 return

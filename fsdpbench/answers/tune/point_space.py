@@ -29,8 +29,10 @@ class PointSpace:
         self._fields: list[dict[str, Value]] = [
             {"system": config.system, "gpus": config.gpus, **config.settings.to_dict()} for config in points
         ]
-        names = list(self._fields[0])
-        values = {name: _distinct(fields[name] for fields in self._fields) for name in names}
+        values = {
+            name: [*{_typed(fields[name]): fields[name] for fields in self._fields}.values()]
+            for name in self._fields[0]
+        }
         self._values = {name: found for name, found in values.items() if len(found) > 1}
         self.distributions = {
             name: self.optuna.distributions.CategoricalDistribution(range(len(found)))
@@ -40,7 +42,9 @@ class PointSpace:
     def parameters(self, index: int) -> dict[str, int]:
         """Return a point as Optuna's parameters."""
         fields = self._fields[index]
-        return {name: _place(found, fields[name]) for name, found in self._values.items()}
+        return {
+            name: [*map(_typed, found)].index(_typed(fields[name])) for name, found in self._values.items()
+        }
 
     def one_hot(self, index: int) -> np.ndarray:
         """Return a point as zeros and ones, one for each value of each field that varies."""
@@ -66,24 +70,12 @@ def objectives(candidate: Candidate) -> tuple[float, float]:
 
 
 def _distance(fields: Mapping[str, Value], wanted: Mapping[str, Value]) -> int:
-    return sum(not _same(fields[name], value) for name, value in wanted.items())
+    return sum(_typed(fields[name]) != _typed(value) for name, value in wanted.items())
 
 
-def _distinct(values: Iterable[Value]) -> list[Value]:
-    found: list[Value] = []
-    for value in values:
-        if not any(_same(value, other) for other in found):
-            found.append(value)
-    return found
-
-
-def _place(values: Sequence[Value], value: Value) -> int:
-    return next(index for index, other in enumerate(values) if _same(value, other))
-
-
-def _same(one: Value, other: Value) -> bool:
-    """Return whether two values of a setting are the same: `True` is not 1."""
-    return one == other and type(one) is type(other)
+def _typed(value: Value) -> tuple[type, Value]:
+    """Return a setting's value with its type: `True` is not 1."""
+    return type(value), value
 
 
 def _optuna() -> Any:

@@ -74,6 +74,11 @@ class Answer:
     agreement: float | None = None
     per_unit: UnitGain | None = None
 
+    @property
+    def best(self) -> Config:
+        """Return the recommended configuration: the fastest, or what the choice by unit recommends."""
+        return self.per_unit.recommended if self.per_unit else self.front[0].config
+
 
 def tune(
     store: Store,
@@ -146,8 +151,10 @@ def _by_unit(
     others = pareto([each for each in tried if is_safe(each)])[: effort.finalists]
     found = [both.by_unit, *([both.uniform] if both.uniform else []), *map(in_full, others)]
     configs = list({content_key(each.config): each.config for each in found}.values())
-    front = _run_in_full(store, space, configs, goal, progress)
-    return Answer(front, len(tried), _feasible(tried), per_unit=gained(store.folder, both))
+    front, gain = _run_in_full(store, space, configs, goal, progress), gained(store.folder, both)
+    if all(each.config != gain.recommended for each in front):
+        front = tuple(sorted((*front, judged(store, gain.recommended, goal)), key=lambda each: -each.speed))
+    return Answer(front, len(tried), _feasible(tried), per_unit=gain)
 
 
 def _simulate(
@@ -226,10 +233,10 @@ def _nothing_fits(tried: Sequence[Candidate], goal: Goal) -> str:
 
 
 def _write(folder: Path, answer: Answer, goal: Goal) -> None:
-    best = answer.front[0].config
+    best = answer.best
     for outdated in folder.glob("best_*.py"):
         outdated.unlink()
-    for name, source in snippets(candidate.config for candidate in answer.front).items():
+    for name, source in snippets([best, *(candidate.config for candidate in answer.front)]).items():
         write_whole(folder / name, source)
     write_whole(folder / BEST_FILE, to_toml(one_point_space(best)))
     record = {
@@ -366,11 +373,10 @@ class RealRuns:
     def repeated(self, measured: Sequence[Candidate], repeat: int, contenders: int) -> list[Candidate]:
         """`measured` with the fastest `contenders` run `repeat` times each, interleaved, so that luck in a
         single run does not decide between them."""
-        if repeat > 1:
-            fastest = sorted((c for c in measured if c.feasible), key=lambda c: -c.speed)[:contenders]
-            again = [candidate.config for candidate in fastest]
-            if again:
-                run_sweep(self._store, again, self._inner, jobs=jobs_for(again[0].device), repeat=repeat)
+        fastest = sorted((c for c in measured if c.feasible), key=lambda c: -c.speed)[:contenders]
+        again = [candidate.config for candidate in fastest] if repeat > 1 else []
+        if again:
+            run_sweep(self._store, again, self._inner, jobs=jobs_for(again[0].device), repeat=repeat)
         return [judged(self._store, candidate.config, self._goal) for candidate in measured]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 
 from fsdpbench.answers.tune.per_unit import Chosen, family_of
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.settings.values import is_mixed, spread, unit_sizes
 from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.store import point_folder_name
@@ -33,10 +34,19 @@ PICTURE = "per_unit.svg"
 @dataclass(frozen=True)
 class UnitGain:
     """The best uniform configuration and the one by unit, as run in full; `gain`: of throughput, with its
-    interval (None: nothing uniform fits safely)."""
+    interval (None: nothing uniform fits safely). `usual`: what is recommended of the uniform ones, if it is
+    another."""
 
     chosen: Chosen
     gain: Paired | None
+    usual: Config | None = None
+
+    @property
+    def recommended(self) -> Config:
+        """Return the configuration to take: uniform where the other is not known to be faster."""
+        uniform = self.chosen.uniform
+        kept = uniform is not None and self.gain is not None and self.gain.low <= 0
+        return self.usual or uniform.config if uniform and kept else self.chosen.by_unit.config
 
     def to_dict(self) -> Mapping[str, object]:
         """Return the record in JSON: the choice in full, which the name does not say."""
@@ -49,19 +59,21 @@ class UnitGain:
             "peak_reserved_bytes": best.memory,
             "uniform": chosen.uniform and chosen.uniform.config.name,
             "gain": gain and {"change": gain.change, "interval": [gain.low, gain.high]},
+            "recommended": self.recommended.name,
             "simulated": chosen.simulated,
         }
 
     @classmethod
-    def of(cls, chosen: Chosen) -> UnitGain:
+    def of(cls, chosen: Chosen, usual: Config | None = None) -> UnitGain:
         """Return the gain of `chosen`."""
         both = [cost_of(each.speed, each.interval) for each in (chosen.by_unit, chosen.uniform) if each]
-        return cls(chosen, pair(*both) if chosen.uniform else None)
+        return cls(chosen, pair(*both) if chosen.uniform else None, usual)
 
-    @property
-    def words(self) -> str:
-        """Return a sentence for people."""
+    def words(self, rate: str = "") -> str:
+        """Return the answer for people, with the speed of the choice as `rate`."""
         chosen, settings = self.chosen, self.chosen.by_unit.config.settings
+        if chosen.uniform and chosen.uniform.config == chosen.by_unit.config:
+            return f"By unit: none of {chosen.simulated} choices is faster than the best uniform one{rate}"
         beside = {"recompute": settings.activation_checkpointing, "reshard": settings.reshard_after_forward}
         beside |= {"offload": settings.activation_offload or None}
         names = ("wrap", "forward_prefetch", "backward_prefetch_depth")
@@ -71,10 +83,12 @@ class UnitGain:
             counts = Counter(spread(str(value))) if is_mixed(value) else {value: "all"}
             words = " ".join(f"{each} {count}" for each, count in counts.items())
             how += f", {name} {words}".lower() if value is not None else ""
-        how += f"; {gib(chosen.by_unit.memory)} of {gib(chosen.usable)} GiB"
+        how += f"; {gib(chosen.by_unit.memory)} of {gib(chosen.usable)} GiB{rate}"
         if chosen.uniform is None or self.gain is None:
             return f"{how}; no uniform one tried fits safely"
-        return f"{how}, {self.gain} against the best uniform one tried ({gib(chosen.uniform.memory)} GiB)"
+        end = ": not distinguishable, so the uniform one stays the recommendation"
+        how += f", {self.gain} against the best uniform one tried ({gib(chosen.uniform.memory)} GiB)"
+        return how if self.recommended is chosen.by_unit.config else how + end
 
 
 def gained(folder: Path, chosen: Chosen) -> UnitGain:

@@ -6,6 +6,7 @@ on it: where it cannot be read or written, it is empty.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -57,11 +58,8 @@ def records(path: str) -> list[bytes]:
 
 def add_record(path: str, record: bytes) -> None:
     """Add a record for processes that read from now on."""
-    try:
-        with open(path, "r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX)
-            if file.seek(0, os.SEEK_END) + len(record) <= MOST_BYTES:
-                file.write(_LENGTH.pack(len(record)) + record)
-                file.flush()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open(path, "r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        if file.seek(0, os.SEEK_END) + len(record) <= MOST_BYTES:
+            file.write(_LENGTH.pack(len(record)) + record)
+            file.flush()

@@ -105,13 +105,13 @@ def command(
 
 
 def _print_by_unit(found: UnitGain) -> None:
-    """Print the choice by unit, its speed, and the command that runs it."""
+    """Print the choice by unit, its speed, and the command that runs what is recommended."""
     from fsdpbench.engine.results.provenance import run_command
 
     best = found.chosen.by_unit
-    words = f"{found.words}: {best.speed:,.0f} {_unit(best.config)}/s/GPU"
+    words = found.words(f", {best.speed:,.0f} {_unit(best.config)}/s/GPU")
     make_console().print(Text(words, style="bold"), soft_wrap=True)
-    show(run_command(best.config))
+    show(run_command(found.recommended))
 
 
 def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain | None:
@@ -134,7 +134,8 @@ def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain | None:
         if config is not None and each.status is not None:
             tried.append(Candidate(config, each.status, speed, memory, speed > 0, each.interval, each.risky))
     try:
-        return UnitGain.of(choose(tried, run, None))
+        fit = [each for each in zip(foreseen.predictions, foreseen.ranks, strict=True) if each[0].fits]
+        return UnitGain.of(choose(tried, run, None), _recommended(fit).config if fit else None)
     except NothingFitsError as error:
         tell(str(error))
         return None
@@ -247,7 +248,7 @@ def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> No
         console.print(Text(line))
 
 
-def _recommended(shown: Sequence[tuple[Prediction, str]]) -> Prediction:
+def _recommended(shown: Sequence[tuple[Prediction, object]]) -> Prediction:
     """Return the fastest whose memory is not risky, if there is one; torch's where ours cannot be
     distinguished from it. `shown`: those that fit, fastest first, with their ranks."""
     best, rank = next((each for each in shown if not each[0].risky), shown[0])

@@ -286,6 +286,7 @@ def _tell_end(
     from fsdpbench.cli.terminal.ranking import print_ranking
     from fsdpbench.engine.results.provenance import content_key
     from fsdpbench.engine.results.records import Status
+    from fsdpbench.sweep.snippets import without_code
 
     folder, keys = store.folder, {content_key(config) for config in plan.points}
     stored = [point for point in store.points() if point.key in keys]
@@ -301,6 +302,8 @@ def _tell_end(
         print_ranking(folder, ran=len(summary.ran), already_done=summary.already_done)
         for path in pasted:
             show(f"as code to paste: {path}")
+        if not pasted and (why := next(filter(None, map(without_code, plan.points)), None)):
+            show(f"no code to paste: {why}")
         if any(point.result.status is Status.OOM for point in stored):
             tell(f"why memory ran out, and what fits: fsdpbench explain {folder}")
         if is_wanted(by_count, budget):

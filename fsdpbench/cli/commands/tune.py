@@ -161,6 +161,7 @@ def _tell(line: str) -> None:
 
 def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     from fsdpbench.answers.tune.front import ranks
+    from fsdpbench.sweep.snippets import without_code
 
     console = make_console()
     if console.is_terminal:
@@ -174,28 +175,26 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
         memory = [f"{(each.memory or 0) / 2**30:.1f}{' risky' * each.risky}" for each in answer.front]
         figures.append(Column("peak, GiB", memory))
     print_table(console, shared_words(places), rows, figures)
-    least = ": of these take the one with the least memory" if units.is_shared(places) else None
     risky = any(each.risky for each in answer.front)
-    for line in units.interval_lines((each.interval for each in answer.front), shared=least, risky=risky):
+    for line in units.interval_lines(
+        (each.interval for each in answer.front), shared=units.is_shared(places), risky=risky
+    ):
         console.print(Text(line))
     console.print()
-    best = answer.front[0].config
+    best = answer.best
     simulated = f"Simulated on {best.hardware}: " if device == "sim" else ""
     how = units.compiled_words([best.settings.compile])
     console.print(Text(f"{simulated}best is {units.words_of(best)}, {how}", style="bold"))
     if answer.per_unit is not None:
-        console.print(Text(answer.per_unit.words))
+        console.print(Text(answer.per_unit.words()))
     console.print(_tried(answer, points), highlight=False, soft_wrap=not console.is_terminal)
     # Paths in lines of their own, never folded: they are there to be copied.
-    for what, where in (
-        ("best", "best.toml"),
-        ("as code", "best_*.py"),
-        ("by unit", "per_unit.svg"),
-        ("report", "report.html"),
-    ):
-        if not any(folder.glob(where)):  # not every system has an API to write code for
-            continue
-        console.print(f"  {what:<8} {folder / where}", highlight=False, soft_wrap=True)
+    files = {"best": "best.toml", "as code": "best_*.py", "by unit": "per_unit.svg", "report": "report.html"}
+    for what, where in files.items():
+        if any(folder.glob(where)):  # not every system has an API to write code for
+            console.print(f"  {what:<8} {folder / where}", highlight=False, soft_wrap=True)
+    if why := without_code(best):
+        console.print(f"  no code  {why}", highlight=False, soft_wrap=True)
 
 
 def _tried(answer: Answer, points: int) -> str:

@@ -26,7 +26,6 @@ target_options = grouped(
     click.option("--device", default=None),
     click.option("--hardware", shell_complete=completion.proposals(completion.hardware_names)),
     click.option("--nic-gb-s", type=Positive(1e6), default=None, metavar="GB/S"),
-    click.option("--emulate", is_flag=True, default=None, hidden=True),
     click.option("--software", shell_complete=completion.proposals(completion.software_names)),
     click.option("--gpus", default=None),
     click.option("--gpus-per-node", type=whole()),

@@ -84,11 +84,8 @@ def is_shared(ranks: Iterable[int | None]) -> bool:
     return len(set(known)) < len(known)
 
 
-def interval_lines(
-    intervals: Iterable[Mapping[str, Any] | None], *, shared: bool | str | None, risky: bool
-) -> list[str]:
-    """Return what ±, = and risky mean below a table. `shared`: whether ranks are; a text says what to do
-    then. `risky`: whether a configuration is."""
+def interval_lines(intervals: Iterable[Mapping[str, Any] | None], *, shared: bool, risky: bool) -> list[str]:
+    """Return what ±, = (`shared`: ranks are) and risky (a configuration is) mean below a table."""
     known = [interval for interval in intervals if interval is not None]
     if not known:
         return []
@@ -96,7 +93,7 @@ def interval_lines(
     less = f" Less is known here: {'; '.join(reasons)}." if reasons else ""
     lines = [f"± is the 90 % interval; in differences, errors that both share cancel.{less}"]
     if shared:
-        lines.append(f"Ranks with = cannot be distinguished{'' if shared is True else shared}.")
+        lines.append("Ranks with = cannot be distinguished.")
     if risky:
         lines.append("risky: memory fits only inside the prediction's error, or the allocator retries.")
     return lines

@@ -49,6 +49,8 @@ class SpaceFile(msgspec.Struct, omit_defaults=True):
 
 _NOT_ASKED_FOR = ("schema", "points", "shape_given", "settings")
 """What `sweep.toml` records beside the space, and what is read into lists."""
+_NEVER_OFFERED = ("emulate", "schema", "points", "shape_given")
+"""Keys of earlier and of recorded spaces, which are only read."""
 
 
 def read_space(content: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, list[Value]]]:
@@ -62,9 +64,8 @@ def read_space(content: Mapping[str, Any], origin: str) -> tuple[dict[str, Any],
         if name in known:
             continue
         if name.replace("-", "_") not in SETTINGS:
-            raise UsageError(
-                f"{origin}: {unknown('key', name, (*known, *SETTINGS), 'fsdpbench list settings')}"
-            )
+            offered = {*known, *SETTINGS}.difference(_NEVER_OFFERED)
+            raise UsageError(f"{origin}: {unknown('key', name, offered, 'fsdpbench list settings')}")
         settings[name] = content[name]
     try:
         space = converted({name: content[name] for name in known if name in content}, SpaceFile)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import pytest
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.cli import main
+from fsdpbench.cli.group import _COMMANDS, command_named
+from fsdpbench.sweep.spaces.space_file import SpaceFile, read_space
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,27 @@ def test_a_space_file_names_file_and_key(tmp_path: Path, fsdpbench: Callable[...
     assert done.returncode == 2
     assert "space.toml" in done.stderr
     assert "batch" in done.stderr
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_no_option_is_hidden_and_offered_all_the_same(name: str) -> None:
+    command = command_named(name)
+    assert command is not None
+    commands = [command, *(command.commands.values() if isinstance(command, click.Group) else ())]
+    assert not [each.opts for own in commands for each in own.params if getattr(each, "hidden", False)]
+
+
+def test_every_key_offered_for_a_space_is_an_option_of_sweep() -> None:
+    sweep = command_named("sweep")
+    assert sweep is not None
+    options = {each.name for each in sweep.params}
+    known = [*SpaceFile.__struct_fields__, *SETTINGS]
+    for wrong in ("0", *(name[:-1] + "0" for name in known)):
+        with pytest.raises(UsageError) as refused:
+            read_space({wrong: 1}, "space.toml")
+        offer = re.search(r"(?:Did you mean|Known:) (.*?)[?.] `", str(refused.value))
+        assert offer is not None
+        assert set(re.split(" or |, ", offer[1])) <= options | {"settings"}, wrong
 
 
 @pytest.mark.parametrize("what", ["models", "systems", "hardware", "settings"])

@@ -7,7 +7,7 @@ import builtins
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -258,9 +258,22 @@ def test_code_is_written_for_the_systems_that_ran_alone() -> None:
     assert "batch=4" in sources["best_impl_fsdp2.py"]
 
 
+def swept(folder: Path, tried: Sequence[tuple[Config, str, float | None, bool]]) -> None:
+    """A run of configurations, each with its status, throughput and whether it is risky."""
+    store = Store.open_or_create(folder)
+    store.write_space({"schema": 1}, [each for each, *_ in tried])
+    for each, status, speed, risky in tried:
+        work = store.work_folder(each)
+        content = {
+            "schema": 1, "config": each.to_dict(), "device": "sim", "cause": None, "status": status,
+            "step_time_s": 1.0, "tokens_per_s_per_gpu": speed, "samples_per_s_per_gpu": 1.0,
+            "interval": {"level": 0.9, "step_time_s": [0.9, 1.1], "work": 0.9, "risky": risky},
+        }  # fmt: skip
+        (work / "result.json").write_text(json.dumps(content))
+        store.commit(each, work)
+
+
 def test_a_sweep_leaves_the_best_of_torchs_and_of_ours_as_code(tmp_path: Path) -> None:
-    store = Store.open_or_create(tmp_path)
-    (tmp_path / "best_impl_fsdp1.py").write_text("of an earlier sweep")
     tried = (
         ("torch-fsdp1", 1, "ok", 90.0),
         ("torch-fsdp2", 1, "ok", 100.0),
@@ -269,20 +282,20 @@ def test_a_sweep_leaves_the_best_of_torchs_and_of_ours_as_code(tmp_path: Path) -
         ("impl-fsdp1", 1, "oom", None),
         ("torch-ddp", 1, "ok", 200.0),
     )
-    made = [config(system, batch=batch) for system, batch, _, _ in tried]
-    store.write_space({"schema": 1}, made)
-    for each, (_, batch, status, speed) in zip(made, tried, strict=True):
-        work = store.work_folder(each)
-        content = {
-            "schema": 1, "config": each.to_dict(), "device": "sim", "cause": None, "status": status,
-            "step_time_s": 1.0, "tokens_per_s_per_gpu": speed, "samples_per_s_per_gpu": 1.0,
-            "interval": {"level": 0.9, "step_time_s": [0.9, 1.1], "risky": batch == 2},
-        }  # fmt: skip
-        (work / "result.json").write_text(json.dumps(content))
-        store.commit(each, work)
+    swept(tmp_path, [(config(name, batch=n), status, speed, n == 2) for name, n, status, speed in tried])
+    (tmp_path / "best_impl_fsdp1.py").write_text("of an earlier sweep")
     names = [path.name for path in write_recommended(tmp_path)]
     assert names == ["best_torch_fsdp2.py", "best_impl_fsdp2.py"]
     assert sorted(path.name for path in tmp_path.glob("*.py")) == sorted(names)
     assert "batch=1," in (tmp_path / "best_impl_fsdp2.py").read_text(), (
         "of two alike the one that is not risky"
     )
+
+
+def test_of_two_alike_the_code_is_of_the_one_with_the_same_settings_for_all_units(tmp_path: Path) -> None:
+    mixed, uniform = (
+        config("torch-fsdp2", batch=1, activation_checkpointing=how) for how in ("full:2+none:2", "full")
+    )
+    swept(tmp_path, [(mixed, "ok", 101.0, False), (uniform, "ok", 100.0, False)])
+    (path,) = write_recommended(tmp_path)
+    assert "RECOMPUTED = " not in path.read_text()

@@ -8,11 +8,12 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from fsdpbench.answers.tune.front import Candidate, Goal
 from fsdpbench.answers.tune.front import judge as judged
-from fsdpbench.answers.tune.per_unit import CHOICES, Mix, choose, family_of, is_safe
+from fsdpbench.answers.tune.per_unit import CHOICES, Costs, Mix, choose, family_of, is_safe
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.settings.values import is_mixed, joined, spread, unit_sizes
@@ -157,6 +158,23 @@ def test_no_assignment_of_four_blocks_is_faster_in_the_simulator() -> None:
     assert is_safe(chosen.by_unit)
     assert chosen.uniform is None or chosen.by_unit.speed >= chosen.uniform.speed
     assert chosen.by_unit.speed >= 0.999 * max(safe), "equal, but for the order of equal blocks"
+
+
+@pytest.mark.parametrize(
+    ("blocks_late", "is_corrected"), [(0.0, False), (0.9, False), (1.1, True), (3, True)]
+)
+def test_only_what_a_late_block_costs_is_blamed_on_the_link(blocks_late: float, is_corrected: bool) -> None:
+    family = family_of(config(batch=1))
+    times = np.array(
+        [1 / each.speed for each in judge([family.config(mix) for mix in family.corners()], 1e9)]
+    )
+    costs = Costs.fitted(family, np.stack([times, np.ones(len(times))], axis=1))
+    assert costs.late[0] > 0, "a machine that waits when all blocks offload"
+    mix = Mix(((3, 0, 0, 0, 3),))
+    (found,) = judge([family.config(mix)], 1e9)
+    slower = dataclasses.replace(found, speed=1 / (costs.of(mix)[0] + blocks_late * costs.late[0]))
+    assert (costs.corrected(mix, slower) is not costs) == is_corrected
+    assert costs.corrected(Mix(((6, 0, 0, 0, 0),)), dataclasses.replace(found, speed=1e-9)) is costs
 
 
 def test_units_that_cannot_offload_are_not_searched_because_others_do() -> None:

@@ -14,8 +14,10 @@ from click.testing import CliRunner
 from fsdpbench.answers.tune.run import one_point_space
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import to_toml
+from fsdpbench.base.settings.values import is_mixed
 from fsdpbench.cli.commands.sweep import request_from
 from fsdpbench.cli.commands.tune import command
+from fsdpbench.cli.terminal.units import words_of
 
 TUNE = [
     "tune",
@@ -83,12 +85,48 @@ def test_the_choice_by_unit_is_the_best_and_is_drawn(
     matches_schema("tune", found)
     by_unit = found["per_unit"]
     assert by_unit["gain"]["interval"][0] <= by_unit["gain"]["change"] <= by_unit["gain"]["interval"][1]
-    assert found["best"] == by_unit["best"] == found["front"][0]["name"]
+    assert by_unit["gain"]["interval"][0] > 0
+    assert found["best"] == by_unit["recommended"] == by_unit["best"] == found["front"][0]["name"]
     assert not found["front"][0]["risky"]
     assert "+none:" in (folder / "best.toml").read_text()
     assert "RECOMPUTED = " in (folder / "best_torch_fsdp2.py").read_text()
     picture = ElementTree.parse(folder / "per_unit.svg").getroot()
     assert [word for word in picture.itertext() if "GiB allocated" in word]
+
+
+@pytest.mark.campaign
+def test_a_gain_within_its_interval_leaves_the_uniform_one_the_best(
+    fsdpbench: Any, matches_schema: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tuned"
+    words = ["tune", "--model", "gpt-125m", "--shape", "layers=6", "--gpus", "8", "--device", "sim"]
+    words += ["--batch", "8", "--seq", "512", "--activation-checkpointing", "none"]
+    words += ["--system", "torch-fsdp2", "--per-unit", "-o", str(folder)]
+    done = fsdpbench(*words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / "tune.json").read_text())
+    by_unit = found["per_unit"]
+    assert by_unit["gain"]["interval"][0] <= 0, "nothing has to be recomputed"
+    assert found["best"] == by_unit["recommended"] == by_unit["uniform"]
+    assert found["best"] in [each["name"] for each in found["front"]]
+    (point,) = request_from(str(folder / "best.toml"), (), {}).plan().points
+    assert point.name == found["best"]
+    assert not [value for value in point.settings.to_dict().values() if is_mixed(value)]
+    code = (folder / "best_torch_fsdp2.py").read_text()
+    assert "RECOMPUTED = " not in code
+    assert "resharded = " not in code
+    assert f"best is {words_of(point)}" in done.stdout
+    said = "stays the recommendation", "is faster than the best uniform"
+    assert any(each in done.stdout for each in said)
+
+
+def test_that_no_code_is_written_is_said_with_the_reason(fsdpbench: Any, tmp_path: Path) -> None:
+    words = ["--model", "gpt-tiny", "--gpus", "4", "--device", "sim", "--batch", "2", "--tp", "2"]
+    done = fsdpbench("tune", *words, "--system", "torch-fsdp2", "-o", str(tmp_path / "tuned"))
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "tuned").glob("best_*.py"))
+    assert "no code  with tp=2 it would need the model's own plan" in done.stdout
+    assert (tmp_path / "tuned" / "best.toml").is_file()
 
 
 @pytest.mark.parametrize("place", [{}, {"gpus_used_per_node": 2}, {"nic_gb_s": 50.0}])

@@ -11,6 +11,7 @@ is in `confidence`; where that is not `stated...`, it counts as assumed.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
@@ -207,10 +208,8 @@ def _shape(row: Row) -> dict[str, ShapeValue]:
 def _network(row: Row) -> float | Network:
     """GB/s a node where the row states it."""
     if (found := _BITS_OF_A_NODE.fullmatch(row.text("network"))) is not None:
-        try:
+        with contextlib.suppress(ValueError):
             return finite_number(found[1]) / 8
-        except ValueError:
-            pass
     known = {"one node": Network.ONE_NODE, "not stated": Network.NOT_STATED}
     if row.text("network") not in known:
         raise row.wrong("network", "write `one node`, `not stated` or `400 Gb/s a node`")

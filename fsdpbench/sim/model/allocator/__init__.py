@@ -2,11 +2,4 @@
 
 from fsdpbench.sim.model.allocator.caching import CachingAllocator
 from fsdpbench.sim.model.allocator.conf import AllocatorConf, AllocatorConfError, AllocatorCosts
-from fsdpbench.sim.model.allocator.types import (
-    AllocatorAction,
-    AllocatorClock,
-    AllocatorEvent,
-    AllocatorListener,
-    Block,
-    SimOutOfMemoryError,
-)
+from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent, Block, SimOutOfMemoryError
