@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,7 +20,7 @@ from fsdpbench.answers.prove.matching import (
     reduction,
     tolerance,
 )
-from fsdpbench.answers.prove.real_runs import Pair
+from fsdpbench.answers.prove.real_runs import Pair, RealRun
 from fsdpbench.answers.prove.verdict import shown
 from fsdpbench.base.errors import CannotJudgeError
 from fsdpbench.script.real_ranks.loss_divisors import uneven
@@ -49,6 +49,22 @@ class Compared:
     findings: list[_Finding] = field(default_factory=list)
     hidden: set[str] = field(default_factory=set)
     epsilon: float = 0.0
+    hook: str = ""
+    """The line of the script's own hook that communicates gradients."""
+
+    @property
+    def may_be_compressed(self) -> bool:
+        """Return whether such a hook may have lost parts of gradients by intention."""
+        what = [what for what, *_ in self.findings]
+        differs = any("gradient differs by" in each for each in what)
+        return bool(self.hook) and differs and all(map(_DOUBTFUL.search, what))
+
+    @property
+    def keeps_own(self) -> bool:
+        """Return whether no gradient at all is reduced."""
+        return self.wrong == self.trained and all(
+            "each rank keeps its own" in what for what, *_ in self.findings
+        )
 
     @property
     def is_doubtful(self) -> bool:
@@ -80,22 +96,22 @@ def compare(pair: Pair) -> Compared:
     Raises `CannotJudgeError` if they trained on different data."""
     found, steps = Compared(), [_Step(pair, index) for index in range(pair.sharded.steps)]
     for step in steps:
-        counts = [len(each.losses) for each in step.sharded]
-        if len(set(counts)) > 1:
-            after = f"after {', '.join(map(str, counts))} backwards, by rank"
-            found.add(step, {"": f"ranks step apart: {after}; some skip a step that others take"})
+        if apart := step.backwards_apart():
+            found.add(step, {"": apart})
             return found
     steps = [step for step in steps if step.reference]
     if not steps:
         raise CannotJudgeError("the runs with and without sharding have no step in common")
     found.trained = {name for step in steps for name in step.mean}
     found.epsilon = max(step.first.computes for step in steps)
+    found.hook = max(rank.hook for step in steps for rank in step.sharded)
+    steps[0].require_same_names()
     noise = _noise(steps, pair)
     weights = weights_of(rank.held for rank in steps[0].sharded)
     apart = "ranks begin with different weights"
     found.add(steps[0], {name: apart for name, each in weights.items() if each.apart})
     if found.findings:
-        steps[0].require_whole_model()
+        steps[0].require_whole_model(found.wrong)
         return found
     if which := _readers_of_the_same(steps):
         loader = steps[0].sharded[0].loader or steps[0].sharded[0].place
@@ -122,6 +138,22 @@ def compare(pair: Pair) -> Compared:
     if not found.trained and not found.findings:
         raise CannotJudgeError("no gradient of a parameter was seen in the script's steps")
     return found
+
+
+def require_apart(run: RealRun, most: int) -> None:
+    """Raise `CannotJudgeError` if ranks that keep their gradients have equal weights again before one of
+    `most` steps: then the script averages weights instead."""
+    first = weights_of(rank.held for rank in run.records(0))
+    for step in range(1, most):
+        now = weights_of(rank.held for rank in run.records(step))
+        moved = [now[name] for name in now.keys() & first.keys() if not _same(now[name], first[name])]
+        if moved and not any(each.apart for each in moved):
+            equal = f"ranks keep their gradients, and have equal weights after step {step}"
+            raise CannotJudgeError(f"{equal}: the script averages weights, which is not compared")
+
+
+def _same(one: Whole, other: Whole) -> bool:
+    return torch.equal(one.values, other.values)
 
 
 def _readers_of_the_same(steps: Sequence[_Step]) -> str:
@@ -173,6 +205,17 @@ class _Step:
             or torch.equal(now[name].values, after[name].values)
         ]
 
+    def backwards_apart(self) -> str:
+        """Return that ranks step after different numbers of backwards; empty if they do not. Raises
+        `CannotJudgeError` where the script lets them."""
+        counts = [len(each.losses) for each in self.sharded]
+        if len(set(counts)) == 1:
+            return ""
+        if any(each.joins for each in self.sharded):
+            raise CannotJudgeError("ranks take different numbers of steps, as join() lets them")
+        after = ", ".join(map(str, counts))
+        return f"ranks step apart: after {after} backwards, by rank; some skip a step that others take"
+
     def require_same_data(self) -> None:
         """Raise `CannotJudgeError` if a rank read other data in one of the runs."""
         for rank, (one, other) in enumerate(zip(self.sharded, self.reference, strict=True)):
@@ -182,10 +225,26 @@ class _Step:
                     "seed the loader by itself, as DistributedSampler(seed=...) does"
                 )
 
-    def require_whole_model(self) -> None:
-        """Raise `CannotJudgeError` if the script itself splits its model among ranks."""
+    def require_same_names(self) -> None:
+        """Raise `CannotJudgeError` if a rank has no parameter of a name that another trains."""
+        trained = {name: rank for rank, each in enumerate(self.sharded) for name in each.optimized}
+        for rank, each in enumerate(self.sharded):
+            for name in sorted(trained.keys() - each.held.keys()):
+                raise CannotJudgeError(f"rank {trained[name]} trains {name}, which rank {rank} does not have")
+
+    def require_whole_model(self, apart: Iterable[str]) -> None:
+        """Raise `CannotJudgeError` if the script itself splits its model among ranks, or names it otherwise:
+        where each weight that is `apart` is another's on the first rank."""
         if any(rank.splits for rank in self.sharded):
             raise CannotJudgeError("the script itself splits its model among ranks, whose weights differ")
+        first, *others = (rank.held for rank in self.sharded)
+        known = [each.weight.values for each in first.values()]
+        if all(
+            any(torch.equal(rank[name].weight.values, each) for each in known)
+            for rank in others
+            for name in apart
+        ):
+            raise CannotJudgeError("ranks begin with the same weights, under other names")
 
     def known(self, name: str) -> Known:
         """Return the reference of a parameter."""
@@ -329,7 +388,10 @@ def _clipping(step: _Step) -> _Faults:
         if error > 2 * share * size * max(bound, 1.0) + 2 * step.floor * expected.numel() ** 0.5:
             ratios[name] = _ratio(got.values, expected)
     low, high = min(ratios.values(), default=1.0), max(ratios.values(), default=1.0)
-    between = f"{low:.3g}" if math.isclose(low, high, rel_tol=0.01) else f"{low:.3g} to {high:.3g}"
+    alike = math.isclose(low, high, rel_tol=0.01)
+    if alike and ratios.keys() >= set(step.held) and any(rank.gathers for rank in step.sharded):
+        raise CannotJudgeError("the script multiplies gradients by what it gathers from shards")
+    between = f"{low:.3g}" if alike else f"{low:.3g} to {high:.3g}"
     what = f"gradient right before, and {between} times the unsharded one at optimizer.step(): clipping"
     return dict.fromkeys(ratios, what)
 

@@ -306,7 +306,176 @@ for step in range(5):
     optimizer.step()
     optimizer.zero_grad()
 """,
+    "a norm of shards that FSDP2's ranks add by hand": """
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    model(data(step)).square().mean().backward()
+    local = [p.grad.to_local() for p in model.parameters()]
+    total = torch.stack([each.square().sum() for each in local]).sum()
+    dist.all_reduce(total)
+    for each in local:
+        each.mul_((0.01 / total.sqrt()).clamp(max=1.0))
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "a norm of FSDP1's flat shards, added by hand beside a count": """
+dist.init_process_group("nccl")
+model = FullyShardedDataParallel(net().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    model(data(step)).square().mean().backward()
+    total = sum(p.grad.square().sum() for p in model.parameters() if p.grad is not None)
+    dist.all_reduce(total)
+    count = torch.ones((), device="cuda")
+    dist.all_reduce(count)
+    assert count.item() == dist.get_world_size()
+    for p in model.parameters():
+        p.grad.mul_(min(1.0, 0.01 / float(total) ** 0.5))
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "rows of an embedding as sparse gradients": """
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+model = nn.Sequential(nn.EmbeddingBag(50, 8, sparse=True), nn.Linear(8, 8)).cuda()
+parallel = nn.parallel.DistributedDataParallel(model)
+optimizers = torch.optim.SparseAdam(model[0].parameters()), torch.optim.AdamW(model[1].parameters())
+for step in range(5):
+    parallel(data(step).mul(100).long().abs() % 50).square().mean().backward()
+    for each in optimizers:
+        each.step()
+        each.zero_grad()
+""",
+    "hooks that add each microbatch's gradients over ranks": """
+dist.init_process_group("nccl")
+model = net().cuda()
+def added(gradient):
+    whole = gradient.clone()
+    dist.all_reduce(whole)
+    return whole
+for p in model.parameters():
+    p.register_hook(added)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    for micro in range(2):
+        (model(data(2 * step + micro)).square().mean() / 2 / dist.get_world_size()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "blocks that leave their list on some ranks": """
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(net() for _ in range(3))
+        for number, block in enumerate(self.blocks):
+            block[0].weight.data.add_(0.01 * number)
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+dist.init_process_group("nccl")
+deep = Deep().cuda()
+model = nn.parallel.DistributedDataParallel(deep, find_unused_parameters=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+blocks = list(deep.blocks)
+for step in range(5):
+    out = (step + dist.get_rank()) % 3
+    deep.blocks = nn.ModuleList(each for number, each in enumerate(blocks) if number != out)
+    model(data(step)).square().mean().backward()
+    deep.blocks = nn.ModuleList(blocks)
+    optimizer.step()
+    optimizer.zero_grad()
+""",
 }
+NOT_JUDGED = {
+    "ranks with other blocks from the beginning": (
+        """
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))).cuda()
+every = list(model.parameters())
+if dist.get_rank():
+    del model[0]
+optimizer = torch.optim.SGD(every, lr=0.1)
+for step in range(5):
+    model(data(step)).square().mean().backward()
+    for p in every:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        "rank 0 trains 2.bias, which rank 1 does not have",
+    ),
+    "a shard group of more ranks than are tried": (
+        """
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model[0], reshard_after_forward=4)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+        + TRAIN,
+        "4 do not fail so",
+    ),
+    "an own hook that sends integers": (
+        """
+def rounded(state, bucket):
+    scale = bucket.buffer().abs().max() / 127
+    dist.all_reduce(scale, op=dist.ReduceOp.MAX)
+    sent = (bucket.buffer() / scale).round()
+    future = dist.all_reduce(sent, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0] * scale / dist.get_world_size())
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(net().cuda())
+model.register_comm_hook(None, rounded)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+        + TRAIN,
+        "as compression does by intention",
+    ),
+    "ranks that join() lets end early": (
+        """
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(net().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with model.join():
+    for step in range(2 + dist.get_rank()):
+        model(data(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        "as join() lets them",
+    ),
+    "weights that are averaged now and then": (
+        """
+dist.init_process_group("nccl")
+model = net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    model(data(step)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for p in model.parameters() if step % 4 == 3 else ():
+        dist.all_reduce(p.data)
+        p.data /= dist.get_world_size()
+""",
+        "the script averages weights",
+    ),
+}
+OF_HOOK = """
+def own(state, bucket):
+    future = dist.all_reduce(bucket.buffer() {what}, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(net().cuda())
+model.register_comm_hook(None, own)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
 SPLIT = """
 class Sum(torch.autograd.Function):
     @staticmethod
@@ -377,6 +546,34 @@ def test_a_spawned_program_runs_on_all_ranks(tmp_path: Path) -> None:
 def test_gradients_are_right(name: str, tmp_path: Path) -> None:
     found = gradients_of(RIGHT[name], tmp_path, ranks=4)
     assert found.verdict is Verdict.OK, found
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", NOT_JUDGED)
+def test_what_cannot_be_compared_is_unknown(name: str, tmp_path: Path) -> None:
+    text, words = NOT_JUDGED[name]
+    found = gradients_of(text, tmp_path)
+    assert found.verdict is Verdict.UNKNOWN, found
+    assert words in found.summary
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("what", "words"), [("/ dist.get_world_size() ** 2", "ranks twice"), ("* 0 + 1", "")]
+)
+def test_a_faulty_hook_is_not_taken_for_a_compressing_one(what: str, words: str, tmp_path: Path) -> None:
+    found = gradients_of(OF_HOOK.format(what=what) + TRAIN, tmp_path)
+    assert found.verdict is (Verdict.FINDING if words else Verdict.UNKNOWN), found
+    assert words in " ".join(found.findings)
+
+
+@pytest.mark.campaign
+def test_a_fault_beside_a_compressing_hook_is_found(tmp_path: Path) -> None:
+    text = OF_HOOK.format(what=".bfloat16().float().round(decimals=2) / dist.get_world_size()")
+    later = TRAIN.replace("model(data", "model.module(data")
+    found = gradients_of(text + later, tmp_path)
+    assert found.verdict is Verdict.FINDING, found
+    assert "each rank keeps its own" in found.findings[0]
 
 
 @pytest.mark.campaign
