@@ -96,16 +96,18 @@ def compare(pair: Pair) -> Compared:
     Raises `CannotJudgeError` if they trained on different data."""
     found, steps = Compared(), [_Step(pair, index) for index in range(pair.sharded.steps)]
     for step in steps:
-        if apart := step.backwards_apart():
-            found.add(step, {"": apart})
+        counts = [len(each.losses) for each in step.sharded]
+        if len(set(counts)) > 1 and not step.is_ended:
+            after = f"after {', '.join(map(str, counts))} backwards, by rank"
+            found.add(step, {"": f"ranks step apart: {after}; some skip a step that others take"})
             return found
-    steps = [step for step in steps if step.reference]
+    ended = any(step.is_ended for step in steps)
+    steps = [step for step in steps if step.reference and not step.is_ended]
     if not steps:
         raise CannotJudgeError("the runs with and without sharding have no step in common")
     found.trained = {name for step in steps for name in step.mean}
     found.epsilon = max(step.first.computes for step in steps)
     found.hook = max(rank.hook for step in steps for rank in step.sharded)
-    steps[0].require_same_names()
     noise = _noise(steps, pair)
     weights = weights_of(rank.held for rank in steps[0].sharded)
     apart = "ranks begin with different weights"
@@ -116,15 +118,7 @@ def compare(pair: Pair) -> Compared:
     if which := _readers_of_the_same(steps):
         loader = steps[0].sharded[0].loader or steps[0].sharded[0].place
         found.findings.append((f"{which} read the same data in every step", [""], 0, Wrapping(loader)))
-    for step in steps:
-        if means := uneven(each for rank in step.sharded for each in rank.divided):
-            line, sizes = means
-            what = (
-                f"losses are means over {min(sizes):.6g} to {max(sizes):.6g} elements, so those of short "
-                "batches weigh more: divide each sum by the mean count of all ranks and microbatches"
-            )
-            found.findings.append((what, [""], step.index, Wrapping(line)))
-            break
+    _add_short_batches(found, steps)
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
         step.noise, step.hidden = noise, found.hidden
@@ -135,9 +129,24 @@ def compare(pair: Pair) -> Compared:
             found.add(step, {name: what for name, what in check(step).items() if name not in known})
         if found.findings:
             break
+    if ended and not found.findings:
+        raise CannotJudgeError("ranks take different numbers of steps, as join() lets them")
     if not found.trained and not found.findings:
         raise CannotJudgeError("no gradient of a parameter was seen in the script's steps")
     return found
+
+
+def _add_short_batches(found: Compared, steps: Sequence[_Step]) -> None:
+    """Record the first losses that are means over different numbers of elements."""
+    for step in steps:
+        if means := uneven(each for rank in step.sharded for each in rank.divided):
+            line, sizes = means
+            what = (
+                f"losses are means over {min(sizes):.6g} to {max(sizes):.6g} elements, so those of short "
+                "batches weigh more: divide each sum by the mean count of all ranks and microbatches"
+            )
+            found.findings.append((what, [""], step.index, Wrapping(line)))
+            break
 
 
 def require_apart(run: RealRun, most: int) -> None:
@@ -205,16 +214,10 @@ class _Step:
             or torch.equal(now[name].values, after[name].values)
         ]
 
-    def backwards_apart(self) -> str:
-        """Return that ranks step after different numbers of backwards; empty if they do not. Raises
-        `CannotJudgeError` where the script lets them."""
-        counts = [len(each.losses) for each in self.sharded]
-        if len(set(counts)) == 1:
-            return ""
-        if any(each.joins for each in self.sharded):
-            raise CannotJudgeError("ranks take different numbers of steps, as join() lets them")
-        after = ", ".join(map(str, counts))
-        return f"ranks step apart: after {after} backwards, by rank; some skip a step that others take"
+    @property
+    def is_ended(self) -> bool:
+        """Return whether a rank's script ended before this step."""
+        return any(each.clipped is None for each in self.sharded)
 
     def require_same_data(self) -> None:
         """Raise `CannotJudgeError` if a rank read other data in one of the runs."""
@@ -224,13 +227,6 @@ class _Step:
                     f"rank {rank} reads other data with sharding than without, in step {self.index + 1}: "
                     "seed the loader by itself, as DistributedSampler(seed=...) does"
                 )
-
-    def require_same_names(self) -> None:
-        """Raise `CannotJudgeError` if a rank has no parameter of a name that another trains."""
-        trained = {name: rank for rank, each in enumerate(self.sharded) for name in each.optimized}
-        for rank, each in enumerate(self.sharded):
-            for name in sorted(trained.keys() - each.held.keys()):
-                raise CannotJudgeError(f"rank {trained[name]} trains {name}, which rank {rank} does not have")
 
     def require_whole_model(self, apart: Iterable[str]) -> None:
         """Raise `CannotJudgeError` if the script itself splits its model among ranks, or names it otherwise:

@@ -100,6 +100,7 @@ def run_pair(
     weights.mkdir()
     if not sharded.steps and not sharded.is_to_blame:
         raise CannotJudgeError(sharded.failure or "the script took no optimizer step")
+    _require_same_names(sharded.records(0))
     for step in range(sharded.steps):
         _write_weights(sharded.records(step), sharded.records(step + 1), weights / f"step{step}.pt")
     if summed is None:
@@ -112,6 +113,14 @@ def run_pair(
         if reference.records(0):
             return Pair(sharded, reference, summed, task)
     raise CannotJudgeError(sharded.failure or reference.failure or "no optimizer step without sharding")
+
+
+def _require_same_names(ranks: list[StepRecord]) -> None:
+    """Raise `CannotJudgeError` if a rank has no parameter of a name that another trains."""
+    trained = {name: rank for rank, each in enumerate(ranks) for name in each.optimized}
+    for rank, each in enumerate(ranks):
+        for name in sorted(trained.keys() - each.held.keys()):
+            raise CannotJudgeError(f"rank {trained[name]} trains {name}, which rank {rank} does not have")
 
 
 def fails_otherwise(config: Config, run: RealRun, folder: Path, timeout_s: float) -> int:

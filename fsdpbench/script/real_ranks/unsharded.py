@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
@@ -30,14 +29,13 @@ from fsdpbench.script.interposing import around, replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import keep
-from fsdpbench.script.real_ranks.watching import NotComparedError, Watch
+from fsdpbench.script.real_ranks.watching import Watch
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """What FSDP1's mixed precision leaves alone."""
 _SAME = 1e-2
 """The share by which a norm over shards may differ from that of the whole."""
-_LOSSY = re.compile(r"torch\.distributed\.algorithms\..*\.(?!default_hooks|debugging_hooks)\w+_hooks?")
 
 
 class Reference(Watch):
@@ -317,13 +315,7 @@ class _Unsharded(nn.Module):
         return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     no_sync = join = state_dict_type = summon_full_params = staticmethod(_unchanged)
-    set_state_dict_type = staticmethod(_nothing)
-
-    def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Do without the hook. Raises `NotComparedError` for torch's that change gradients, also inside."""
-        for each in (hook, *(cell.cell_contents for cell in getattr(hook, "__closure__", None) or ())):
-            if _LOSSY.fullmatch(getattr(each, "__module__", None) or ""):
-                raise NotComparedError(f"{each.__name__}, which changes gradients by intention,")
+    set_state_dict_type = register_comm_hook = staticmethod(_nothing)
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[_Unsharded]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import random
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.nn import functional as differentiable
@@ -32,6 +32,7 @@ from fsdpbench.script.steps import MeasuredAllError
 
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 _EXCHANGES = ("all_to_all", "all_to_all_single")
+_LOSSY = re.compile(r"torch\.distributed\.algorithms\..*\.(?!default_hooks|debugging_hooks)\w+_hooks?")
 _SMALL = 1024
 """Elements of a tensor up to which it holds norms and counts rather than gradients."""
 _GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
@@ -87,8 +88,6 @@ class StepRecord:
     """What the script's own all-reduces of few numbers gave, between backward and the optimizer's step."""
     gathers: bool = False
     """Whether the script gathers something between backward and the optimizer's step."""
-    joins: bool = False
-    """Whether the script lets ranks take different numbers of steps, by `join()`."""
     hook: str = ""
     """The line where the script gave a wrapper its own way to communicate gradients."""
 
@@ -293,8 +292,7 @@ class ShardedWatch(Watch):
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, plain: bool) -> None:
         from fsdpbench.script.observed.calls import Calls
 
-        self._grouped, self._joins, self._hook, self._plain = False, False, "", plain
-        around(Join, "__init__", self._joining)
+        self._grouped, self._hook, self._plain = False, "", plain
         for owner, name in _HOOKS:
             around(owner, name, self._hooking)
         around(parallel, "parallelize_module", _refusing)
@@ -309,19 +307,15 @@ class ShardedWatch(Watch):
         self._grouped |= len((args[0] if args else kwargs.get("ranks")) or every) < len(every)
         return original(*args, **kwargs)
 
-    def _joining(self, original: Callable[..., Any], made: Join, *args: Any, **kwargs: Any) -> None:
-        self._joins = True
-        original(made, *args, **kwargs)
-
     def _hooking(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> None:
         hook = kwargs["hook"] if "hook" in kwargs else args[-1]
         inside = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
-        kinds = [str(getattr(each, "__module__", None) or "torch") for each in (hook, *inside)]
-        if all(kind.partition(".")[0] == "torch" for kind in kinds):
-            original(module, *args, **kwargs)
-            return
-        self._hook = self._own_files.line() or ""
-        if not self._plain:
+        names = [str(getattr(each, "__module__", None) or "torch") for each in (hook, *inside)]
+        for name in filter(_LOSSY.fullmatch, names):
+            raise NotComparedError(f"{name.rpartition('.')[2]}, which changes gradients by intention,")
+        own = any(not name.startswith("torch") for name in names)
+        self._hook = (self._own_files.line() or "") if own else self._hook
+        if not own or not self._plain:
             original(module, *args, **kwargs)
 
     def _meshing(self, original: Callable[..., Any], mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
@@ -331,7 +325,6 @@ class ShardedWatch(Watch):
     def begin(self) -> None:
         """Keep weights as they are here: forwards, and what is between them, may change them."""
         self.record.grouped, self.record.hook, self._begun = self._grouped, self._hook, self.held()
-        self.record.joins = self._joins
 
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""
