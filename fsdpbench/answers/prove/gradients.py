@@ -354,7 +354,7 @@ def _noise(steps: Sequence[_Step], pair: Pair) -> dict[str, torch.Tensor]:
         changes: dict[str, torch.Tensor] = {}
         for one, other in zip(step.reference, pair.moved.records(step.index), strict=True):
             losses = [{"": torch.tensor(each.losses).sum()} for each in (one, other)]
-            for before, after in [*zip(one.local, other.local, strict=True), losses]:
+            for before, after in [*zip(one.local, other.local, strict=False), losses]:
                 for name in before.keys() & after.keys():
                     change = (after[name] - before[name]).abs().nan_to_num(math.inf) * step.scale
                     changes[name] = changes.get(name, 0) + change
@@ -365,7 +365,11 @@ def _noise(steps: Sequence[_Step], pair: Pair) -> dict[str, torch.Tensor]:
 def _losses(step: _Step) -> _Faults:
     for rank, (one, other) in enumerate(zip(step.sharded, step.reference, strict=True)):
         for a, b in zip(one.losses, other.losses, strict=False):
-            if not abs(a - b) <= step.own_share * max(abs(a), abs(b)) + NOISE * float(step.noise.get("", 0)):
+            if math.isnan(a) and math.isnan(b):
+                continue
+            if a != b and not abs(a - b) <= step.own_share * max(abs(a), abs(b)) + NOISE * float(
+                step.noise.get("", 0)
+            ):
                 return {"": f"the loss of rank {rank} is {a:.6g} sharded and {b:.6g} unsharded"}
     return {}
 

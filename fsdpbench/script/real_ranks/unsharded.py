@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -38,6 +40,10 @@ _SAME = 1e-2
 """The share by which a norm over shards may differ from that of the whole."""
 
 
+_Sum = tuple[torch.Tensor, torch.Tensor]
+"""A gradient and its magnitude, added over ranks."""
+
+
 class Reference(Watch):
     """The watch of the script without sharding. Each step begins with the weights that the sharded run had
     then, from `weights` (a file for each step), and steps with the gradients that the sharded run read: so
@@ -50,7 +56,9 @@ class Reference(Watch):
         self._parameters: dict[str, nn.Parameter] = {}
         self._known: Set[int] = frozenset()
         self._aliases: dict[str, str] = {}
-        self._sums: list[float] = []
+        self._sums: list[dict[str, _Sum]] = []
+        self._starts = [0]
+        """Of the step's backwards, those that begin with no gradients."""
         self._sparse: set[str] = set()
         self._given: list[torch.Tensor | None] = []
         around(dist, "all_reduce", self._adding)
@@ -79,11 +87,14 @@ class Reference(Watch):
         self._find()
         own = {name: each for name, each in self._parameters.items() if each.requires_grad}
         before = {name: each.grad for name, each in own.items()}
-        self._forget(before)
+        record, local, sums = self.record, dict[str, torch.Tensor](), dict[str, _Sum]()
+        if not record.local:
+            self._sums, self._starts = [], [0]
+        elif not any(each is not None and each.to_dense().any() for each in before.values()):
+            self._starts.append(len(self._sums))
         for each in own.values():
             each.grad = None
         run()
-        record, local = self.record, {}
         has = torch.tensor([float(each.grad is not None) for each in own.values()])
         _sum(has)
         for (name, each), somewhere in zip(own.items(), has.tolist(), strict=True):
@@ -94,32 +105,46 @@ class Reference(Watch):
                 total, size = local[name].clone(), local[name].abs()
                 _sum(total)
                 _sum(size)
-                total, size = total * self._scale, size * self._scale
-                if name in record.mean:
-                    total, size = record.mean[name] + total, record.bound[name] + size
-                record.mean[name], record.bound[name] = total, size
+                sums[name] = total * self._scale, size * self._scale
                 eps = torch.finfo(each.dtype).eps
                 record.low, record.computes = max(record.low, eps), max(record.computes, eps)
-                each.grad = self._of_kind(name, total.to(each.dtype))
             else:
                 each.grad = before[name]
+        self._sums.append(sums)
         record.local.append(local)
-        record.held = self.held()
-        record.aliases = self._aliases
+        record.mean, record.bound = self._joint_since(self._starts[-1])
+        for name in sums:
+            own[name].grad = self._of_kind(name, record.mean[name].to(own[name].dtype))
+        record.held, record.aliases = self.held(), self._aliases
         record.computes = max([record.computes, *_computes])
+
+    def _joint_since(self, start: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Return the joint gradients of the step's backwards from one on, and their magnitudes."""
+        means, sizes = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        for name, (total, size) in itertools.chain.from_iterable(each.items() for each in self._sums[start:]):
+            means[name], sizes[name] = means.get(name, 0) + total, sizes.get(name, 0) + size
+        return means, sizes
+
+    def settle(self) -> None:
+        """Where a script dropped gradients in a step, choose the backwards that its optimizer reads: it may
+        have kept what it dropped, or trained without it. What multiplies all gradients does not matter."""
+        read = {name: each.grad for name, each in self._parameters.items() if each.grad is not None}
+
+        def apart(start: int) -> float:
+            mean, _ = self._joint_since(start)
+            pairs = [(read[name].to_dense().double(), mean[name]) for name in mean.keys() & read.keys()]
+            factor = sum(float((a * b).sum()) for a, b in pairs)
+            factor /= sum(float(b.square().sum()) for _, b in pairs) or 1.0
+            error = sum(float((a - factor * b).square().sum()) for a, b in pairs)
+            return error if math.isfinite(error) else math.inf
+
+        start = min(self._starts, key=apart) if len(self._starts) > 1 else 0
+        self.record.mean, self.record.bound = self._joint_since(start)
+        self.record.local = self.record.local[start:]
 
     def _of_kind(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Return a gradient as rows of an embedding's table where the script's own was."""
         return gradient.to_sparse(1) if name in self._sparse else gradient
-
-    def _forget(self, before: Mapping[str, torch.Tensor | None]) -> None:
-        """Begin again where a script drops gradients: of its first backward, or of weights that it moved."""
-        sums = [float(each.detach().double().sum()) for each in self._parameters.values()]
-        moved, self._sums = sums != self._sums, sums
-        if (moved or not self.count) and not any(
-            each is not None and each.to_dense().any() for each in before.values()
-        ):
-            self.record.mean, self.record.bound, self.record.local = {}, {}, []
 
     def _adding(self, original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Leave joint gradients as they are, alone or in a row, where a script adds parts of a mean."""

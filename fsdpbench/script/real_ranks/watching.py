@@ -261,8 +261,12 @@ class Watch:
         self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
         self.record.reduces = self._reduces
+        self.settle()
         keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
+
+    def settle(self) -> None:
+        """Do what belongs before a step is written down."""
 
     def stepping(self) -> None:
         """Do what belongs between the record of a step and its optimizer."""
