@@ -365,6 +365,34 @@ for step in range(5):
     optimizer.step()
     optimizer.zero_grad()
 """,
+    "gradients that are added elsewhere after each microbatch": """
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    added = [torch.zeros_like(p) for p in model.parameters()]
+    for micro in range(2):
+        (model(data(2 * step + micro)).square().mean() / 2).backward()
+        for one, p in zip(added, model.parameters()):
+            one += p.grad
+        optimizer.zero_grad()
+    for one, p in zip(added, model.parameters()):
+        p.grad = one
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "steps that all ranks skip together": """
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(net().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    loss = model(data(step)).square().mean() * (float("nan") if step == 3 and dist.get_rank() else 1.0)
+    loss.backward()
+    if step not in (1, 3):
+        optimizer.step()
+    optimizer.zero_grad()
+""",
     "blocks that leave their list on some ranks": """
 class Deep(nn.Module):
     def __init__(self):
