@@ -155,14 +155,11 @@ def require_apart(run: RealRun, most: int) -> None:
     first = weights_of(rank.held for rank in run.records(0))
     for step in range(1, most):
         now = weights_of(rank.held for rank in run.records(step))
-        moved = [now[name] for name in now.keys() & first.keys() if not _same(now[name], first[name])]
+        both = [(now[name], first[name]) for name in now.keys() & first.keys()]
+        moved = [one for one, other in both if not torch.equal(one.values, other.values)]
         if moved and not any(each.apart for each in moved):
             equal = f"ranks keep their gradients, and have equal weights after step {step}"
             raise CannotJudgeError(f"{equal}: the script averages weights, which is not compared")
-
-
-def _same(one: Whole, other: Whole) -> bool:
-    return torch.equal(one.values, other.values)
 
 
 def _readers_of_the_same(steps: Sequence[_Step]) -> str:
@@ -185,6 +182,8 @@ class _Step:
     def __init__(self, pair: Pair, index: int) -> None:
         self.index = index
         self.sharded, self.after = pair.sharded.records(index), pair.sharded.records(index + 1)
+        if len({each.clipped is None for each in self.after}) > 1:
+            self.after = []  # of a rank that ends before the others: it may be sent their last weights
         self.reference, self.updated = pair.reference.records(index), pair.reference.updated(index + 1)
         self.reduces = any(each.reduces for each in self.after)
         """Whether optimizers reduce gradients in their steps: then weights show what they read."""
@@ -235,11 +234,8 @@ class _Step:
             raise CannotJudgeError("the script itself splits its model among ranks, whose weights differ")
         first, *others = (rank.held for rank in self.sharded)
         known = [each.weight.values for each in first.values()]
-        if all(
-            any(torch.equal(rank[name].weight.values, each) for each in known)
-            for rank in others
-            for name in apart
-        ):
+        parts = [rank[name].weight.values for rank in others for name in apart if name in rank]
+        if all(any(torch.equal(part, each) for each in known) for part in parts):
             raise CannotJudgeError("ranks begin with the same weights, under other names")
 
     def known(self, name: str) -> Known:

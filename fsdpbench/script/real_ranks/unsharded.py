@@ -147,8 +147,10 @@ class Reference(Watch):
         return gradient.to_sparse(1) if name in self._sparse else gradient
 
     def _adding(self, original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Leave joint gradients as they are, alone or in a row, where a script adds parts of a mean."""
+        """Leave joint gradients as they are, alone or in a row, where a script adds parts of a mean; and what
+        already is what the shards gave together, such as a norm."""
         caller, first = sys._getframe(2), tensor.detach().reshape(-1)[:1]
+        given = self._given.pop(0) if self._given and self.adds("all_reduce", caller) else None
         is_sum = next(filter(None, (*args[:1], kwargs.get("op"), dist.ReduceOp.SUM))) == dist.ReduceOp.SUM
         own = self._parameters.values() if is_sum and self._scale == 1 and self.record.losses else ()
         for each in own:
@@ -159,14 +161,7 @@ class Reference(Watch):
                 or (any(first) and torch.equal(each.grad.detach().reshape(-1)[:1].to(first.dtype), first))
             ):
                 return _nothing()
-        return self._added(original, caller, is_sum, tensor, *args, **kwargs)
-
-    def _added(
-        self, original: Any, caller: FrameType, is_sum: bool, tensor: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Add over ranks; but a number that is already what shards gave together stays, such as a norm."""
         before, done = tensor.detach().clone(), original(tensor, *args, **kwargs)
-        given = self._given.pop(0) if self._given and self.adds("all_reduce", caller) else None
         if not is_sum or given is None or (given.shape, given.dtype) != (before.shape, before.dtype):
             return done
         if done is not None:
