@@ -252,6 +252,16 @@ class _Step:
         """Return the gradient that the sharded run's optimizers read."""
         return whole((rank.clipped or {}).get(name) for rank in self.sharded)
 
+    def reads_alike(self, name: str, share: float) -> bool:
+        """Return whether the optimizers of both runs read the same gradient, but for a share of it."""
+        got, right = self.read(name), (self.first.clipped or {}).get(name)
+        if got is None or right is None or got.apart:
+            return False
+        expected = right.values.double().reshape(got.values.shape)
+        error, size = float((got.values.double() - expected).norm()), float(expected.norm())
+        bound = float(self.first.bound[name].norm()) / max(float(self.mean[name].norm()), 1e-300)
+        return error <= 2 * share * size * max(bound, 1.0) + 2 * self.floor * expected.numel() ** 0.5
+
     def read_gradients(self, name: str, factor: float) -> list[Piece]:
         """Return the gradients that the optimizers read, by rank, without the factor of clipping."""
         found = [(rank.clipped or {}).get(name) for rank in self.sharded]
@@ -300,6 +310,8 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
             return ""  # reduced by the script itself
         present = later
     what = explain(present, known, None if before is None else before.gradients(name))
+    if not what and present is later and step.reads_alike(name, step.share):
+        raise CannotJudgeError(f"the script itself reduces gradients and changes them, such as {name}'s")
     what = what or _unlike(step, before, name, distance_of(present, known))
     if name in step.noise and _DOUBTFUL.search(what):
         sizes = [(cut(step.noise[name], each).norm(), cut(known.bound, each).norm()) for each in present]
@@ -378,11 +390,8 @@ def _clipping(step: _Step) -> _Faults:
         got, right = step.read(name), (step.first.clipped or {}).get(name)
         if got is None or right is None or step.compensates(name):
             continue
-        expected = right.values.double().reshape(got.values.shape)
-        error, size = float((got.values.double() - expected).norm()), float(expected.norm())
-        bound = float(step.first.bound[name].norm()) / max(float(step.mean[name].norm()), 1e-300)
-        if error > 2 * share * size * max(bound, 1.0) + 2 * step.floor * expected.numel() ** 0.5:
-            ratios[name] = _ratio(got.values, expected)
+        if not step.reads_alike(name, share):
+            ratios[name] = _ratio(got.values, right.values.reshape(got.values.shape))
     low, high = min(ratios.values(), default=1.0), max(ratios.values(), default=1.0)
     alike = math.isclose(low, high, rel_tol=0.01)
     if alike and ratios.keys() >= set(step.held) and any(rank.gathers for rank in step.sharded):

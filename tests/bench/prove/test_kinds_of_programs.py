@@ -479,6 +479,23 @@ with model.join():
 """,
         "as join() lets them",
     ),
+    "momentum that is kept of gradients which the script reduces": (
+        """
+dist.init_process_group("nccl")
+model = net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = [torch.zeros_like(p) for p in model.parameters()]
+for step in range(5):
+    model(data(step)).square().mean().backward()
+    for own, p in zip(kept, model.parameters()):
+        dist.all_reduce(p.grad)
+        own.mul_(0.9).add_(p.grad / dist.get_world_size())
+        p.grad = own.clone()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        "the script itself reduces gradients and changes them",
+    ),
     "weights that are averaged now and then": (
         """
 dist.init_process_group("nccl")
