@@ -253,7 +253,7 @@ class _Step:
         return whole((rank.clipped or {}).get(name) for rank in self.sharded)
 
     def reads_alike(self, name: str, share: float) -> bool:
-        """Return whether the optimizers of both runs read the same gradient, but for a share of it."""
+        """Return whether the optimizers of both runs read gradients that differ by at most a share."""
         got, right = self.read(name), (self.first.clipped or {}).get(name)
         if got is None or right is None or got.apart:
             return False
