@@ -262,6 +262,14 @@ class _Step:
         bound = float(self.first.bound[name].norm()) / max(float(self.mean[name].norm()), 1e-300)
         return error <= 2 * share * size * max(bound, 1.0) + 2 * self.floor * expected.numel() ** 0.5
 
+    def scales(self, name: str) -> bool:
+        """Return whether the script at most multiplies a gradient between backward and the optimizer."""
+        before, read = whole(self.gradients(name)), self.read(name)
+        if before is None or read is None or before.apart:
+            return False
+        scaled = before.values.double() * _ratio(read.values, before.values)
+        return float((read.values.double() - scaled).norm()) <= 1e-3 * float(scaled.norm())
+
     def read_gradients(self, name: str, factor: float) -> list[Piece]:
         """Return the gradients that the optimizers read, by rank, without the factor of clipping."""
         found = [(rank.clipped or {}).get(name) for rank in self.sharded]
@@ -310,7 +318,7 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
             return ""  # reduced by the script itself
         present = later
     what = explain(present, known, None if before is None else before.gradients(name))
-    if not what and present is later and step.reads_alike(name, step.share):
+    if not what and present is later and step.reads_alike(name, step.share) and not step.scales(name):
         raise CannotJudgeError(f"the script itself reduces gradients and changes them, such as {name}'s")
     what = what or _unlike(step, before, name, distance_of(present, known))
     if name in step.noise and _DOUBTFUL.search(what):

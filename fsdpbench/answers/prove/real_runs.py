@@ -130,7 +130,8 @@ def fails_otherwise(config: Config, run: RealRun, folder: Path, timeout_s: float
         return 0
     more = config.gpus if run.ranks < config.gpus <= MOST_RANKS else min(2 * run.ranks, MOST_RANKS)
     again = run_ranks(config, folder / "more", more, timeout_s, Task(Way.SHARDED, _STEPS))
-    return 0 if again.failure == run.failure else more
+    alike = again.is_to_blame and again.place == run.place
+    return 0 if alike and (more == config.gpus or again.cause == run.cause) else more
 
 
 def with_rounding(config: Config, pair: Pair, folder: Path, timeout_s: float, epsilon: float) -> Pair:

@@ -59,6 +59,8 @@ class Reference(Watch):
         self._sums: list[dict[str, _Sum]] = []
         self._starts = [0]
         """Of the step's backwards, those that begin with no gradients."""
+        self._last = list[float]()
+        self._loses, self._moved = True, False
         self._sparse: set[str] = set()
         self._given: list[torch.Tensor | None] = []
         around(dist, "all_reduce", self._adding)
@@ -88,6 +90,8 @@ class Reference(Watch):
         own = {name: each for name, each in self._parameters.items() if each.requires_grad}
         before = {name: each.grad for name, each in own.items()}
         record, local, sums = self.record, dict[str, torch.Tensor](), dict[str, _Sum]()
+        weights = [float(each.detach().double().sum()) for each in self._parameters.values()]
+        self._moved, self._last = bool(record.local) and (self._moved or weights != self._last), weights
         if not record.local:
             self._sums, self._starts = [], [0]
         elif not any(each is not None and each.to_dense().any() for each in before.values()):
@@ -139,6 +143,8 @@ class Reference(Watch):
             return error if math.isfinite(error) else math.inf
 
         start = min(self._starts, key=apart) if len(self._starts) > 1 else 0
+        self._loses &= start > 0 and not self._moved
+        start = 0 if self._loses and self.count else start  # each step loses some: none was skipped
         self.record.mean, self.record.bound = self._joint_since(start)
         self.record.local = self.record.local[start:]
 
