@@ -316,9 +316,9 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
     if len(later) == len(pieces) and not _alike(later, present):
         if is_right(later, known):
             return ""  # reduced by the script itself
-        present = later
+        present = present if step.scales(name) else later
     what = explain(present, known, None if before is None else before.gradients(name))
-    if not what and present is later and step.reads_alike(name, step.share) and not step.scales(name):
+    if not what and present is later and step.reads_alike(name, step.share):
         raise CannotJudgeError(f"the script itself reduces gradients and changes them, such as {name}'s")
     what = what or _unlike(step, before, name, distance_of(present, known))
     if name in step.noise and _DOUBTFUL.search(what):
