@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,7 +20,7 @@ from fsdpbench.answers.prove.matching import (
     reduction,
     tolerance,
 )
-from fsdpbench.answers.prove.real_runs import Pair
+from fsdpbench.answers.prove.real_runs import Pair, RealRun
 from fsdpbench.answers.prove.verdict import shown
 from fsdpbench.base.errors import CannotJudgeError
 from fsdpbench.script.real_ranks.loss_divisors import uneven
@@ -49,6 +49,22 @@ class Compared:
     findings: list[_Finding] = field(default_factory=list)
     hidden: set[str] = field(default_factory=set)
     epsilon: float = 0.0
+    hook: str = ""
+    """The line of the script's own hook that communicates gradients."""
+
+    @property
+    def may_be_compressed(self) -> bool:
+        """Return whether such a hook may have lost parts of gradients by intention."""
+        what = [what for what, *_ in self.findings]
+        differs = any("gradient differs by" in each for each in what)
+        return bool(self.hook) and differs and all(map(_DOUBTFUL.search, what))
+
+    @property
+    def keeps_own(self) -> bool:
+        """Return whether no gradient at all is reduced."""
+        return self.wrong == self.trained and all(
+            "each rank keeps its own" in what for what, *_ in self.findings
+        )
 
     @property
     def is_doubtful(self) -> bool:
@@ -81,34 +97,28 @@ def compare(pair: Pair) -> Compared:
     found, steps = Compared(), [_Step(pair, index) for index in range(pair.sharded.steps)]
     for step in steps:
         counts = [len(each.losses) for each in step.sharded]
-        if len(set(counts)) > 1:
+        if len(set(counts)) > 1 and not step.is_ended:
             after = f"after {', '.join(map(str, counts))} backwards, by rank"
             found.add(step, {"": f"ranks step apart: {after}; some skip a step that others take"})
             return found
-    steps = [step for step in steps if step.reference]
+    ended = any(step.is_ended for step in steps)
+    steps = [step for step in steps if step.reference and not step.is_ended]
     if not steps:
         raise CannotJudgeError("the runs with and without sharding have no step in common")
     found.trained = {name for step in steps for name in step.mean}
     found.epsilon = max(step.first.computes for step in steps)
+    found.hook = max(rank.hook for step in steps for rank in step.sharded)
     noise = _noise(steps, pair)
     weights = weights_of(rank.held for rank in steps[0].sharded)
     apart = "ranks begin with different weights"
     found.add(steps[0], {name: apart for name, each in weights.items() if each.apart})
     if found.findings:
-        steps[0].require_whole_model()
+        steps[0].require_whole_model(found.wrong)
         return found
     if which := _readers_of_the_same(steps):
         loader = steps[0].sharded[0].loader or steps[0].sharded[0].place
         found.findings.append((f"{which} read the same data in every step", [""], 0, Wrapping(loader)))
-    for step in steps:
-        if means := uneven(each for rank in step.sharded for each in rank.divided):
-            line, sizes = means
-            what = (
-                f"losses are means over {min(sizes):.6g} to {max(sizes):.6g} elements, so those of short "
-                "batches weigh more: divide each sum by the mean count of all ranks and microbatches"
-            )
-            found.findings.append((what, [""], step.index, Wrapping(line)))
-            break
+    _add_short_batches(found, steps)
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
         step.noise, step.hidden = noise, found.hidden
@@ -119,9 +129,37 @@ def compare(pair: Pair) -> Compared:
             found.add(step, {name: what for name, what in check(step).items() if name not in known})
         if found.findings:
             break
+    if ended and not found.findings:
+        raise CannotJudgeError("ranks take different numbers of steps, as join() lets them")
     if not found.trained and not found.findings:
         raise CannotJudgeError("no gradient of a parameter was seen in the script's steps")
     return found
+
+
+def _add_short_batches(found: Compared, steps: Sequence[_Step]) -> None:
+    """Record the first losses that are means over different numbers of elements."""
+    for step in steps:
+        if means := uneven(each for rank in step.sharded for each in rank.divided):
+            line, sizes = means
+            what = (
+                f"losses are means over {min(sizes):.6g} to {max(sizes):.6g} elements, so those of short "
+                "batches weigh more: divide each sum by the mean count of all ranks and microbatches"
+            )
+            found.findings.append((what, [""], step.index, Wrapping(line)))
+            break
+
+
+def require_apart(run: RealRun, most: int) -> None:
+    """Raise `CannotJudgeError` if ranks that keep their gradients have equal weights again before one of
+    `most` steps: then the script averages weights instead."""
+    first = weights_of(rank.held for rank in run.records(0))
+    for step in range(1, most):
+        now = weights_of(rank.held for rank in run.records(step))
+        both = [(now[name], first[name]) for name in now.keys() & first.keys()]
+        moved = [one for one, other in both if not torch.equal(one.values, other.values)]
+        if moved and not any(each.apart for each in moved):
+            equal = f"ranks keep their gradients, and have equal weights after step {step}"
+            raise CannotJudgeError(f"{equal}: the script averages weights, which is not compared")
 
 
 def _readers_of_the_same(steps: Sequence[_Step]) -> str:
@@ -144,6 +182,8 @@ class _Step:
     def __init__(self, pair: Pair, index: int) -> None:
         self.index = index
         self.sharded, self.after = pair.sharded.records(index), pair.sharded.records(index + 1)
+        if len({each.clipped is None for each in self.after}) > 1:
+            self.after = []  # of a rank that ends before the others: it may be sent their last weights
         self.reference, self.updated = pair.reference.records(index), pair.reference.updated(index + 1)
         self.reduces = any(each.reduces for each in self.after)
         """Whether optimizers reduce gradients in their steps: then weights show what they read."""
@@ -173,6 +213,11 @@ class _Step:
             or torch.equal(now[name].values, after[name].values)
         ]
 
+    @property
+    def is_ended(self) -> bool:
+        """Return whether a rank's script ended before this step."""
+        return any(each.clipped is None for each in self.sharded)
+
     def require_same_data(self) -> None:
         """Raise `CannotJudgeError` if a rank read other data in one of the runs."""
         for rank, (one, other) in enumerate(zip(self.sharded, self.reference, strict=True)):
@@ -182,10 +227,16 @@ class _Step:
                     "seed the loader by itself, as DistributedSampler(seed=...) does"
                 )
 
-    def require_whole_model(self) -> None:
-        """Raise `CannotJudgeError` if the script itself splits its model among ranks."""
+    def require_whole_model(self, apart: Iterable[str]) -> None:
+        """Raise `CannotJudgeError` if the script itself splits its model among ranks, or names it otherwise:
+        where each weight that is `apart` is another's on the first rank."""
         if any(rank.splits for rank in self.sharded):
             raise CannotJudgeError("the script itself splits its model among ranks, whose weights differ")
+        first, *others = (rank.held for rank in self.sharded)
+        known = [each.weight.values for each in first.values()]
+        parts = [rank[name].weight.values for rank in others for name in apart if name in rank]
+        if all(any(torch.equal(part, each) for each in known) for part in parts):
+            raise CannotJudgeError("ranks begin with the same weights, under other names")
 
     def known(self, name: str) -> Known:
         """Return the reference of a parameter."""
@@ -200,6 +251,24 @@ class _Step:
     def read(self, name: str) -> Whole | None:
         """Return the gradient that the sharded run's optimizers read."""
         return whole((rank.clipped or {}).get(name) for rank in self.sharded)
+
+    def reads_alike(self, name: str, share: float) -> bool:
+        """Return whether the optimizers of both runs read gradients that differ by at most a share."""
+        got, right = self.read(name), (self.first.clipped or {}).get(name)
+        if got is None or right is None or got.apart:
+            return False
+        expected = right.values.double().reshape(got.values.shape)
+        error, size = float((got.values.double() - expected).norm()), float(expected.norm())
+        bound = float(self.first.bound[name].norm()) / max(float(self.mean[name].norm()), 1e-300)
+        return error <= 2 * share * size * max(bound, 1.0) + 2 * self.floor * expected.numel() ** 0.5
+
+    def scales(self, name: str) -> bool:
+        """Return whether the script at most multiplies a gradient between backward and the optimizer."""
+        before, read = whole(self.gradients(name)), self.read(name)
+        if before is None or read is None or before.apart:
+            return False
+        scaled = before.values.double() * _ratio(read.values, before.values)
+        return float((read.values.double() - scaled).norm()) <= 1e-3 * float(scaled.norm())
 
     def read_gradients(self, name: str, factor: float) -> list[Piece]:
         """Return the gradients that the optimizers read, by rank, without the factor of clipping."""
@@ -247,8 +316,10 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
     if len(later) == len(pieces) and not _alike(later, present):
         if is_right(later, known):
             return ""  # reduced by the script itself
-        present = later
+        present = present if step.scales(name) else later
     what = explain(present, known, None if before is None else before.gradients(name))
+    if not what and present is later and step.reads_alike(name, step.share):
+        raise CannotJudgeError(f"the script itself reduces gradients and changes them, such as {name}'s")
     what = what or _unlike(step, before, name, distance_of(present, known))
     if name in step.noise and _DOUBTFUL.search(what):
         sizes = [(cut(step.noise[name], each).norm(), cut(known.bound, each).norm()) for each in present]
@@ -299,7 +370,7 @@ def _noise(steps: Sequence[_Step], pair: Pair) -> dict[str, torch.Tensor]:
         changes: dict[str, torch.Tensor] = {}
         for one, other in zip(step.reference, pair.moved.records(step.index), strict=True):
             losses = [{"": torch.tensor(each.losses).sum()} for each in (one, other)]
-            for before, after in [*zip(one.local, other.local, strict=True), losses]:
+            for before, after in [*zip(one.local, other.local, strict=False), losses]:
                 for name in before.keys() & after.keys():
                     change = (after[name] - before[name]).abs().nan_to_num(math.inf) * step.scale
                     changes[name] = changes.get(name, 0) + change
@@ -310,7 +381,11 @@ def _noise(steps: Sequence[_Step], pair: Pair) -> dict[str, torch.Tensor]:
 def _losses(step: _Step) -> _Faults:
     for rank, (one, other) in enumerate(zip(step.sharded, step.reference, strict=True)):
         for a, b in zip(one.losses, other.losses, strict=False):
-            if not abs(a - b) <= step.own_share * max(abs(a), abs(b)) + NOISE * float(step.noise.get("", 0)):
+            if math.isnan(a) and math.isnan(b):
+                continue
+            if a != b and not abs(a - b) <= step.own_share * max(abs(a), abs(b)) + NOISE * float(
+                step.noise.get("", 0)
+            ):
                 return {"": f"the loss of rank {rank} is {a:.6g} sharded and {b:.6g} unsharded"}
     return {}
 
@@ -323,13 +398,13 @@ def _clipping(step: _Step) -> _Faults:
         got, right = step.read(name), (step.first.clipped or {}).get(name)
         if got is None or right is None or step.compensates(name):
             continue
-        expected = right.values.double().reshape(got.values.shape)
-        error, size = float((got.values.double() - expected).norm()), float(expected.norm())
-        bound = float(step.first.bound[name].norm()) / max(float(step.mean[name].norm()), 1e-300)
-        if error > 2 * share * size * max(bound, 1.0) + 2 * step.floor * expected.numel() ** 0.5:
-            ratios[name] = _ratio(got.values, expected)
+        if not step.reads_alike(name, share):
+            ratios[name] = _ratio(got.values, right.values.reshape(got.values.shape))
     low, high = min(ratios.values(), default=1.0), max(ratios.values(), default=1.0)
-    between = f"{low:.3g}" if math.isclose(low, high, rel_tol=0.01) else f"{low:.3g} to {high:.3g}"
+    alike = math.isclose(low, high, rel_tol=0.01)
+    if alike and ratios.keys() >= set(step.held) and any(rank.gathers for rank in step.sharded):
+        raise CannotJudgeError("the script multiplies gradients by what it gathers from shards")
+    between = f"{low:.3g}" if alike else f"{low:.3g} to {high:.3g}"
     what = f"gradient right before, and {between} times the unsharded one at optimizer.step(): clipping"
     return dict.fromkeys(ratios, what)
 

@@ -15,7 +15,7 @@ import torch
 
 from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.answers.prove import gradients, simulated
-from fsdpbench.answers.prove.real_runs import run_pair, run_ranks, with_rounding
+from fsdpbench.answers.prove.real_runs import Pair, fails_otherwise, run_pair, run_ranks, with_rounding
 from fsdpbench.answers.prove.verdict import Part, PartVerdict, Proof, Verdict, judged, shown, unknown
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, CannotJudgeError
@@ -184,13 +184,21 @@ class _Running:
             if sharded.is_to_blame and sharded.steps < plain.steps and sharded.place != plain.place:
                 fails = f"{sharded.place}: fails sharded, and runs unsharded: {sharded.cause}"
                 said = f"{sharded.steps or 'no'} step{'s' * (sharded.steps > 1)} on {ranks} CPU ranks"
-                if len(done) > 1:  # the script may need as many ranks as before
-                    return unknown(Part.GRADIENTS, f"{said}, {done[0]} do not fail: {fails}", seen)
+                others = (
+                    int(done[0])
+                    if len(done) > 1
+                    else fails_otherwise(request.config, sharded, folder, request.limit_s)
+                )
+                if others:  # the script may need so many ranks
+                    return unknown(Part.GRADIENTS, f"{said}; {others} do not fail so: {fails}", seen)
                 return judged(Part.GRADIENTS, [fails, *seen], said)
-            found = gradients.compare(pair)
-            if found.is_doubtful:
-                pair = with_rounding(request.config, pair, folder, request.limit_s, found.epsilon)
-                found = gradients.compare(pair)
+            found = self._found(pair, folder)
+            if found.may_be_compressed:
+                found = self._without_hook(found, pair, folder)
+            elif found.keeps_own:
+                longer = Task(Way.SHARDED, _MOST_STEPS)
+                run = run_ranks(request.config, folder / "longer", ranks, request.limit_s, longer)
+                gradients.require_apart(run, _MOST_STEPS)
             lines, right = found.lines(), len(found.compared - found.wrong - found.hidden)
             notes = ["summed over ranks, as the loss asks"] * pair.summed
             notes.append(", ".join(sharded.notes) or "model as it is")
@@ -205,6 +213,27 @@ class _Running:
             if right < len(found.trained):
                 return unknown(Part.GRADIENTS, f"only {said}", seen)
         return judged(Part.GRADIENTS, lines + seen, said)
+
+    def _found(self, pair: Pair, folder: Path) -> gradients.Compared:
+        found = gradients.compare(pair)
+        if not found.is_doubtful:
+            return found
+        request = self._request
+        return gradients.compare(with_rounding(request.config, pair, folder, request.limit_s, found.epsilon))
+
+    def _without_hook(self, found: gradients.Compared, pair: Pair, folder: Path) -> gradients.Compared:
+        """Compare again with torch's reduction in the place of the script's own hook. Raises
+        `CannotJudgeError` if nothing is left: the hook may lose parts of gradients by intention."""
+        request, aside = self._request, folder / "plain"
+        pair = run_pair(request.config, aside, pair.sharded.ranks, request.limit_s, pair.summed, plain=True)
+        without = self._found(pair, aside)
+        if without.findings:
+            return without
+        equal = f"{len(without.compared)} of {len(without.trained)} parameters are equal"
+        raise CannotJudgeError(
+            f"{found.hook}: the script's own hook changes gradients, as compression does by intention "
+            f"({found.findings[0][0]}); with torch's reduction in its place {equal}"
+        )
 
     def _speed(self) -> PartVerdict:
         asked = self._request

@@ -20,6 +20,7 @@ from fsdpbench.script.real_ranks.unsharded import updated_path
 from fsdpbench.script.real_ranks.watching import StepRecord, record_path
 from fsdpbench.sweep.trials import run_at
 
+MOST_RANKS = 16
 _STEPS = 3
 _IMPOSSIBLE = re.compile(
     r"NotCompared|NotImplemented|ModuleNotFound|ImportError|gloo|backend|not (?:implemented|supported)|cuda"
@@ -81,17 +82,25 @@ class Pair:
     moved: RealRun | None = None
 
 
-def run_pair(config: Config, folder: Path, ranks: int, timeout_s: float, summed: bool | None = None) -> Pair:
+def run_pair(
+    config: Config,
+    folder: Path,
+    ranks: int,
+    timeout_s: float,
+    summed: bool | None = None,
+    plain: bool = False,
+) -> Pair:
     """Run a script on real ranks, with and without sharding, in `folder`. `summed`: as `Pair` has it, if
-    known.
+    known; `plain`: as `Task` has it.
 
     Raises `CannotJudgeError` if a run fails; one of the script as it is fails with its own error.
     """
-    sharded = run_ranks(config, folder / "sharded", ranks, timeout_s, Task(Way.SHARDED, _STEPS))
+    sharded = run_ranks(config, folder / "sharded", ranks, timeout_s, Task(Way.SHARDED, _STEPS, plain=plain))
     weights = folder / "weights"
     weights.mkdir()
     if not sharded.steps and not sharded.is_to_blame:
         raise CannotJudgeError(sharded.failure or "the script took no optimizer step")
+    _require_same_names(sharded.records(0))
     for step in range(sharded.steps):
         _write_weights(sharded.records(step), sharded.records(step + 1), weights / f"step{step}.pt")
     if summed is None:
@@ -104,6 +113,25 @@ def run_pair(config: Config, folder: Path, ranks: int, timeout_s: float, summed:
         if reference.records(0):
             return Pair(sharded, reference, summed, task)
     raise CannotJudgeError(sharded.failure or reference.failure or "no optimizer step without sharding")
+
+
+def _require_same_names(ranks: list[StepRecord]) -> None:
+    """Raise `CannotJudgeError` if a rank has no parameter of a name that another trains."""
+    trained = {name: rank for rank, each in enumerate(ranks) for name in each.optimized}
+    for rank, each in enumerate(ranks):
+        for name in sorted(trained.keys() - each.held.keys()):
+            raise CannotJudgeError(f"rank {trained[name]} trains {name}, which rank {rank} does not have")
+
+
+def fails_otherwise(config: Config, run: RealRun, folder: Path, timeout_s: float) -> int:
+    """Return a number of ranks on which a script that failed in `run` does not fail in the same way, such as
+    one that asks for more of them; 0 if it is none of those tried: what it is for, or twice as many."""
+    if run.ranks == config.gpus:
+        return 0
+    more = config.gpus if run.ranks < config.gpus <= MOST_RANKS else min(2 * run.ranks, MOST_RANKS)
+    again = run_ranks(config, folder / "more", more, timeout_s, Task(Way.SHARDED, _STEPS))
+    alike = again.is_to_blame and again.place == run.place
+    return 0 if alike and (more == config.gpus or again.cause == run.cause) else more
 
 
 def with_rounding(config: Config, pair: Pair, folder: Path, timeout_s: float, epsilon: float) -> Pair:
@@ -143,7 +171,8 @@ def _write_weights(records: list[StepRecord], after: list[StepRecord], path: Pat
     weights = {name: each.values for name, each in weights_of(rank.held for rank in records).items()}
     read = {name: whole((rank.clipped or {}).get(name) for rank in records) for name in records[0].held}
     clipped = {name: each.values for name, each in read.items() if each is not None}
-    keep({"weights": weights, "clipped": clipped, "reduces": any(each.reduces for each in after)}, path)
+    reduces, added = any(each.reduces for each in after), [rank.added for rank in records]
+    keep({"weights": weights, "clipped": clipped, "reduces": reduces, "added": added}, path)
 
 
 def _is_summed(config: Config, folder: Path, sharded: RealRun, weights: Path, timeout_s: float) -> bool:

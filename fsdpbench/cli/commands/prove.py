@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fsdpbench.answers.upgrade.environments import Wanted
     from fsdpbench.answers.upgrade.runs import Upgrade
 
-_MOST_RANKS = 16
 _packages = partial(click.option, metavar="PACKAGE", multiple=True)
 
 
@@ -96,8 +95,10 @@ def _parts(text: str) -> frozenset[Part]:
 
 def _ranks(text: str) -> tuple[int, ...]:
     """Return the numbers of real ranks. Raises `UsageError` for a bad one."""
+    from fsdpbench.answers.prove.real_runs import MOST_RANKS
+
     try:
-        return tuple(whole_number(each, 2, _MOST_RANKS) for each in text.split(","))
+        return tuple(whole_number(each, 2, MOST_RANKS) for each in text.split(","))
     except ValueError as error:
         raise UsageError(f"--ranks {text}: {error}; numbers of CPU ranks, such as 4,2") from None
 

@@ -23,7 +23,7 @@ import torch.distributed.checkpoint as dcp
 from fsdpbench.base.writing import write_whole
 from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles
-from fsdpbench.script.real_ranks.pieces import Piece, held_parameters, keep
+from fsdpbench.script.real_ranks.pieces import Piece, keep
 from fsdpbench.script.real_ranks.watching import Watch
 from fsdpbench.script.steps import MeasuredAllError
 
@@ -126,7 +126,7 @@ class CheckpointWatch(Watch):
             for parameter, _, state in kept:
                 fits = isinstance(state, torch.Tensor) and state.shape == parameter.shape
                 parameter.grad = state.to(parameter.dtype) if fits else None
-            return {name: each.gradient for name, each in held_parameters().items()}
+            return {name: each.gradient for name, each in self.held().items()}
         finally:
             for parameter, gradient, _ in kept:
                 parameter.grad = gradient

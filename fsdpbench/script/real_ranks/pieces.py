@@ -8,7 +8,7 @@ here calls a collective: the script's own order of them must stay as it is.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,14 +72,44 @@ def whole(pieces: Iterable[Piece | None]) -> Whole | None:
     return Whole(values, apart)
 
 
-def held_parameters(preferred: frozenset[int] = frozenset()) -> dict[str, Held]:
+class Names:
+    """The names that trained parameters had first: a block may leave its list, and others move up."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, list[str]] = {}
+        self._alive: dict[int, nn.Parameter] = {}
+        """Whose identities no other may get."""
+
+    def of(self, paths: Sequence[tuple[str, int]]) -> list[str]:
+        """Return the names of a root's parameters, by path and identity now."""
+        taken = {name for _, identity in paths for name in self._names.get(identity, ())}
+        found = []
+        for path, identity in paths:
+            own = self._names.get(identity)
+            other = own[0] if own else f"{path} (new)" if path in taken else path
+            found.append(path if own and path in own else other)
+        return found
+
+    def learn(self, found: Sequence[tuple[str, int]], trained: Mapping[int, nn.Parameter]) -> None:
+        """Keep the names of parameters that are `trained`, by identity."""
+        new = [
+            (name, identity) for name, identity in found if identity in trained.keys() - self._names.keys()
+        ]
+        for name, identity in new:
+            self._names.setdefault(identity, []).append(name)
+            self._alive[identity] = trained[identity]
+
+
+def held_parameters(trained: Mapping[int, nn.Parameter], names: Names) -> dict[str, Held]:
     """Return all parameters of the script's modules by name, wrappers left out of the names. Of modules with
-    equal names, the one with the `preferred` identities counts."""
+    equal names, the one with the `trained` identities counts."""
     found: dict[str, Held] = {}
-    every = [dict(_of_root(root)) for root in roots()]
-    every.sort(key=lambda each: -sum(held.identity in preferred for held in each.values()))
+    every = [list(_of_root(root)) for root in roots()]
+    every.sort(key=lambda each: -sum(held.identity in trained for _, held in each))
     for each in every:
-        found = each | found
+        named = names.of([(path, held.identity) for path, held in each])
+        names.learn([(name, held.identity) for name, (_, held) in zip(named, each, strict=True)], trained)
+        found = dict(zip(named, (held for _, held in each), strict=True)) | found
     return found
 
 
@@ -169,7 +199,7 @@ def keep(content: object, path: Path) -> None:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().clone()
+    return tensor.detach().cpu().to_dense().clone()
 
 
 def weights_of(ranks: Iterable[Mapping[str, Held]]) -> dict[str, Whole]:

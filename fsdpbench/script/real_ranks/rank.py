@@ -47,7 +47,8 @@ class Way(StrEnum):
 @dataclass(frozen=True)
 class Task:
     """The task of the ranks of a run. `weights`: the folder of the sharded run's weights, for its reference;
-    `scale`: of the sum of gradients there; `casts_buffers`: as FSDP1 does; `moves`: as there."""
+    `scale`: of the sum of gradients there; `casts_buffers`: as FSDP1 does; `moves`: as there; `plain`: with
+    torch's reductions for the script's own hooks."""
 
     way: Way
     steps: int = 2
@@ -55,6 +56,7 @@ class Task:
     casts_buffers: bool = False
     scale: float = 1.0
     moves: float = 0.0
+    plain: bool = False
 
     def write(self, folder: Path) -> None:
         """Write the task into the folder of its run."""
@@ -125,7 +127,7 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
     files.install()
     watch: Watch
     if task.way is Way.SHARDED:
-        watch = ShardedWatch(own_files, folder, rank, task.steps)
+        watch = ShardedWatch(own_files, folder, rank, task.steps, task.plain)
     elif task.way is Way.UNSHARDED:
         leave_out_wrappers(task.casts_buffers)
         watch = Reference(own_files, folder, rank, task.steps, task.weights, task.scale)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,12 +31,17 @@ from fsdpbench.script.interposing import around, replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import keep
-from fsdpbench.script.real_ranks.watching import NotComparedError, Watch
+from fsdpbench.script.real_ranks.watching import Watch
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """What FSDP1's mixed precision leaves alone."""
-_LOSSY = re.compile(r"torch\.distributed\.algorithms\..*\.(?!default_hooks|debugging_hooks)\w+_hooks?")
+_SAME = 1e-2
+"""The share by which a norm over shards may differ from that of the whole."""
+
+
+_Sum = tuple[torch.Tensor, torch.Tensor]
+"""A gradient and its magnitude, added over ranks."""
 
 
 class Reference(Watch):
@@ -47,8 +54,15 @@ class Reference(Watch):
         self._weights, self._scale = weights, scale
         self.moves, self._generator = 0.0, torch.Generator().manual_seed(rank)
         self._parameters: dict[str, nn.Parameter] = {}
+        self._known: Set[int] = frozenset()
         self._aliases: dict[str, str] = {}
-        self._sums: list[float] = []
+        self._sums: list[dict[str, _Sum]] = []
+        self._starts = [0]
+        """Of the step's backwards, those that begin with no gradients."""
+        self._last = list[float]()
+        self._loses, self._moved = True, False
+        self._sparse: set[str] = set()
+        self._given: list[torch.Tensor | None] = []
         around(dist, "all_reduce", self._adding)
 
     def begin(self) -> None:
@@ -57,6 +71,7 @@ class Reference(Watch):
         if self.count:
             self._write_updated()
         saved = self._saved(self.count)
+        self._given = saved["added"][self.rank] if saved.get("added") else []
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 if name in saved["weights"]:
@@ -74,52 +89,92 @@ class Reference(Watch):
         self._find()
         own = {name: each for name, each in self._parameters.items() if each.requires_grad}
         before = {name: each.grad for name, each in own.items()}
-        self._forget(before)
+        record, local, sums = self.record, dict[str, torch.Tensor](), dict[str, _Sum]()
+        weights = [float(each.detach().double().sum()) for each in self._parameters.values()]
+        self._moved, self._last = bool(record.local) and (self._moved or weights != self._last), weights
+        if not record.local:
+            self._sums, self._starts = [], [0]
+        elif not any(each is not None and each.to_dense().any() for each in before.values()):
+            self._starts.append(len(self._sums))
         for each in own.values():
             each.grad = None
         run()
-        record, local = self.record, {}
         has = torch.tensor([float(each.grad is not None) for each in own.values()])
         _sum(has)
         for (name, each), somewhere in zip(own.items(), has.tolist(), strict=True):
             if somewhere:
                 gradient = torch.zeros_like(each) if each.grad is None else each.grad
-                local[name] = gradient.detach().double()
+                self._sparse |= {name} if gradient.is_sparse else set()
+                local[name] = gradient.detach().to_dense().double()
                 total, size = local[name].clone(), local[name].abs()
                 _sum(total)
                 _sum(size)
-                total, size = total * self._scale, size * self._scale
-                if name in record.mean:
-                    total, size = record.mean[name] + total, record.bound[name] + size
-                record.mean[name], record.bound[name] = total, size
+                sums[name] = total * self._scale, size * self._scale
                 eps = torch.finfo(each.dtype).eps
                 record.low, record.computes = max(record.low, eps), max(record.computes, eps)
-                each.grad = total.to(each.dtype)
             else:
                 each.grad = before[name]
+        self._sums.append(sums)
         record.local.append(local)
-        record.held = self.held()
-        record.aliases = self._aliases
+        record.mean, record.bound = self._joint_since(self._starts[-1])
+        for name in sums:
+            own[name].grad = self._of_kind(name, record.mean[name].to(own[name].dtype))
+        record.held, record.aliases = self.held(), self._aliases
         record.computes = max([record.computes, *_computes])
 
-    def _forget(self, before: Mapping[str, torch.Tensor | None]) -> None:
-        """Begin again where a script drops gradients: of its first backward, or of weights that it moved."""
-        sums = [float(each.detach().double().sum()) for each in self._parameters.values()]
-        moved, self._sums = sums != self._sums, sums
-        if (moved or not self.count) and not any(each is not None and each.any() for each in before.values()):
-            self.record.mean, self.record.bound, self.record.local = {}, {}, []
+    def _joint_since(self, start: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Return the joint gradients of the step's backwards from one on, and their magnitudes."""
+        means, sizes = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        for name, (total, size) in itertools.chain.from_iterable(each.items() for each in self._sums[start:]):
+            means[name], sizes[name] = means.get(name, 0) + total, sizes.get(name, 0) + size
+        return means, sizes
+
+    def settle(self) -> None:
+        """Where a script dropped gradients in a step, choose the backwards that its optimizer reads: it may
+        have kept what it dropped, or trained without it. What multiplies all gradients does not matter."""
+        read = {name: each.grad for name, each in self._parameters.items() if each.grad is not None}
+
+        def apart(start: int) -> float:
+            mean, _ = self._joint_since(start)
+            pairs = [(read[name].to_dense().double(), mean[name]) for name in mean.keys() & read.keys()]
+            factor = sum(float((a * b).sum()) for a, b in pairs)
+            factor /= sum(float(b.square().sum()) for _, b in pairs) or 1.0
+            error = sum(float((a - factor * b).square().sum()) for a, b in pairs)
+            return error if math.isfinite(error) else math.inf
+
+        start = min(self._starts, key=apart) if len(self._starts) > 1 else 0
+        self._loses &= start > 0 and not self._moved
+        start = 0 if self._loses and self.count else start  # each step loses some: none was skipped
+        self.record.mean, self.record.bound = self._joint_since(start)
+        self.record.local = self.record.local[start:]
+
+    def _of_kind(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        """Return a gradient as rows of an embedding's table where the script's own was."""
+        return gradient.to_sparse(1) if name in self._sparse else gradient
 
     def _adding(self, original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Leave joint gradients as they are, alone or in a row, where a script adds parts of a mean."""
-        first, sums = tensor.detach().reshape(-1)[:1], (*args[:1], kwargs.get("op"), dist.ReduceOp.SUM)
-        joint = self._scale == 1 and next(filter(None, sums)) == dist.ReduceOp.SUM and self.record.losses
-        for each in (parameter.grad for parameter in self._parameters.values() if joint):
-            if each is not None and (
-                each.data_ptr() == tensor.data_ptr()
-                or (any(first) and torch.equal(each.detach().reshape(-1)[:1].to(first.dtype), first))
+        """Leave joint gradients as they are, alone or in a row, where a script adds parts of a mean; and what
+        already is what the shards gave together, such as a norm."""
+        caller, first = sys._getframe(2), tensor.detach().reshape(-1)[:1]
+        given = self._given.pop(0) if self._given and self.adds("all_reduce", caller) else None
+        is_sum = next(filter(None, (*args[:1], kwargs.get("op"), dist.ReduceOp.SUM))) == dist.ReduceOp.SUM
+        own = self._parameters.values() if is_sum and self._scale == 1 and self.record.losses else ()
+        for each in own:
+            if self._depth and each.shape == tensor.shape and _is_of_hook(caller):
+                return _nothing()
+            if each.grad is not None and (
+                each.grad.data_ptr() == tensor.data_ptr()
+                or (any(first) and torch.equal(each.grad.detach().reshape(-1)[:1].to(first.dtype), first))
             ):
                 return _nothing()
-        return original(tensor, *args, **kwargs)
+        before, done = tensor.detach().clone(), original(tensor, *args, **kwargs)
+        if not is_sum or given is None or (given.shape, given.dtype) != (before.shape, before.dtype):
+            return done
+        if done is not None:
+            done.wait()
+        if torch.allclose(before, given, rtol=_SAME, atol=0.0, equal_nan=True):
+            tensor.detach().copy_(before)
+        return done
 
     def stepping(self) -> None:
         """Let the optimizer read the gradients that the sharded run's read, unless that reduces them."""
@@ -129,17 +184,21 @@ class Reference(Watch):
         clipped = saved.get("clipped") or {}
         for name, parameter in self._parameters.items():
             given = clipped.get(name)
-            parameter.grad = None if given is None else given.to(parameter.dtype).reshape(parameter.shape)
+            parameter.grad = None
+            if given is not None:
+                parameter.grad = self._of_kind(name, given.to(parameter.dtype).reshape(parameter.shape))
 
     def _find(self) -> None:
-        if self._parameters:
-            return
         known = self._optimized()
+        if self._parameters and known.keys() == self._known:
+            return
+        self._known = known.keys()
         names: dict[int, str] = {}
         named: dict[str, nn.Parameter] = {}
         for root in sorted(roots(), key=lambda each: -sum(id(p) in known for p in each.parameters())):
-            for path, parameter in root.named_parameters(remove_duplicate=False):
-                name = plain_name(path)
+            every = list(root.named_parameters(remove_duplicate=False))
+            lasting = self._names.of([(plain_name(path), id(parameter)) for path, parameter in every])
+            for name, (_, parameter) in zip(lasting, every, strict=True):
                 first = names.setdefault(id(parameter), name)
                 if first == name:
                     named.setdefault(name, parameter)
@@ -154,6 +213,15 @@ class Reference(Watch):
     def _write_updated(self) -> None:
         found = {name: each.detach().clone() for name, each in self._parameters.items()}
         keep(found, updated_path(self.folder, self.rank, self.count))
+
+
+def _is_of_hook(frame: FrameType | None) -> bool:
+    """Return whether a hook of a tensor runs in backward, and no function of the script's own."""
+    while frame is not None and frame.f_code.co_filename != torch.autograd.graph.__file__:
+        if frame.f_code.co_filename == torch.autograd.function.__file__:
+            return False
+        frame = frame.f_back
+    return frame is not None
 
 
 def updated_path(folder: Path, rank: int, step: int) -> Path:
@@ -273,13 +341,7 @@ class _Unsharded(nn.Module):
         return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     no_sync = join = state_dict_type = summon_full_params = staticmethod(_unchanged)
-    set_state_dict_type = staticmethod(_nothing)
-
-    def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Do without the hook. Raises `NotComparedError` for torch's that lose parts, also in others."""
-        inside = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
-        if any(_LOSSY.fullmatch(getattr(each, "__module__", None) or "") for each in (hook, *inside)):
-            raise NotComparedError("a communication hook that loses parts of gradients")
+    set_state_dict_type = register_comm_hook = staticmethod(_nothing)
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[_Unsharded]:

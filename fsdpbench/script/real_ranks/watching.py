@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import hashlib
 import random
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.nn import functional as differentiable
 from torch.distributed.tensor import parallel
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -24,11 +27,20 @@ from fsdpbench.script.interposing import around
 from fsdpbench.script.model_blocks import roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.loss_divisors import Divided, divided
-from fsdpbench.script.real_ranks.pieces import Held, Piece, held_parameters, keep
+from fsdpbench.script.real_ranks.pieces import Held, Names, Piece, held_parameters, keep
 from fsdpbench.script.steps import MeasuredAllError
 
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 _EXCHANGES = ("all_to_all", "all_to_all_single")
+_LOSSY = re.compile(r"torch\.distributed\.algorithms\..*\.(?!default_hooks|debugging_hooks)\w+_hooks?")
+_SMALL = 1024
+"""Elements of a tensor up to which it holds norms and counts rather than gradients."""
+_GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
+_HOOKS = (
+    (nn.parallel.DistributedDataParallel, "register_comm_hook"),
+    (FullyShardedDataParallel, "register_comm_hook"),
+    (FSDPModule, "set_custom_reduce_scatter"),
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,12 @@ class StepRecord:
     """Whether it or `torch.distributed.nn` called all-to-all in a backward, or reduced among some ranks."""
     grouped: bool = False
     """Whether the script has process groups of some ranks, or a mesh of several dimensions."""
+    added: list[torch.Tensor | None] = field(default_factory=list)
+    """What the script's own all-reduces of few numbers gave, between backward and the optimizer's step."""
+    gathers: bool = False
+    """Whether the script gathers something between backward and the optimizer's step."""
+    hook: str = ""
+    """The line where the script gave a wrapper its own way to communicate gradients."""
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -95,14 +113,14 @@ class Watch:
         self.count = 0
         self.folder, self.rank, self.steps = folder, rank, steps
         self.record = StepRecord({})
-        self._own_files = own_files
+        self._own_files, self._names = own_files, Names()
         self._models, self._optimizers = list[nn.Module](), list[torch.optim.Optimizer]()
         self._leading: torch.optim.Optimizer | None = None
         self._depth = self._since = 0  # backwards that run; those since the last forward
         self._begins, self._steps = True, False
         self._begun: Mapping[str, Held] = {}
         self._stepping = self._reduces = False
-        for name in (*_REDUCTIONS, *_EXCHANGES):
+        for name in (*_REDUCTIONS, *_EXCHANGES, *_GATHERS):
             if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
                 around(dist, name, self._calling)
         around(torch.autograd, "backward", self._around_backward)
@@ -125,7 +143,7 @@ class Watch:
 
     def held(self) -> dict[str, Held]:
         """Return this rank's parameters."""
-        return held_parameters(frozenset(self._optimized()))
+        return held_parameters(self._optimized(), self._names)
 
     def _making(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
@@ -134,24 +152,42 @@ class Watch:
             torch.manual_seed(seed)
             random.seed(seed)
         self._optimizers.append(optimizer)
+        if len(self._optimizers) == 1:
+            self.held()  # before a block leaves its list
         self._models += roots()  # the script's own references end before its end is written down
 
     def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._reduces |= self._stepping
-        if self.record.losses and original.__name__ in _REDUCTIONS:
+        name, frame = original.__name__, sys._getframe(2)
+        caller = frame.f_code.co_filename
+        self._reduces |= self._stepping and name not in _GATHERS
+        if self.record.losses and name in _REDUCTIONS:
             # Of gradients, which are not single numbers.
             tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
             kinds = {each.dtype for each in tensors if each.numel() > 1 and each.is_floating_point()}
             self.record.low = max([self.record.low, *(torch.finfo(kind).eps for kind in kinds)])
         part = kwargs.get("group") is not None and kwargs["group"].size() < dist.get_world_size()
-        if self._depth and (part or original.__name__ in _EXCHANGES):
-            caller = sys._getframe(2).f_code.co_filename
+        if self._depth and (part or name in _EXCHANGES):
             self.record.splits |= caller == differentiable.__file__ or self._own_files.has(caller)
-        return original(*args, **kwargs)
+        if name == "all_reduce" and torch.is_grad_enabled() and args and args[0].grad_fn is not None:
+            args = (args[0].detach().clone(), *args[1:])  # a loss whose gradient would not follow
+        done = original(*args, **kwargs)
+        if self.adds(name, frame):
+            content = args[0] if args else kwargs["tensor"]
+            small = content.numel() <= _SMALL
+            if done is not None and small:
+                done.wait()
+            self.record.added.append(content.detach().clone() if small else None)
+        self.record.gathers |= self.adds(name, frame, _GATHERS)
+        return done
 
-    def _optimized(self) -> set[int]:
+    def adds(self, name: str, caller: FrameType, names: Sequence[str] = ("all_reduce",)) -> bool:
+        """Return whether a call is one of the collectives `names` by the script itself, behind a backward."""
+        own = name in names and self._own_files.has(caller.f_code.co_filename)
+        return own and bool(self.record.losses) and not self._depth
+
+    def _optimized(self) -> dict[int, nn.Parameter]:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        return {id(parameter) for group in groups for parameter in group["params"]}
+        return {id(parameter): parameter for group in groups for parameter in group["params"]}
 
     def _forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if not torch.is_grad_enabled() or self._depth or not self._optimizers:
@@ -225,8 +261,12 @@ class Watch:
         self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
         self.record.reduces = self._reduces
+        self.settle()
         keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
+
+    def settle(self) -> None:
+        """Do what belongs before a step is written down."""
 
     def stepping(self) -> None:
         """Do what belongs between the record of a step and its optimizer."""
@@ -250,12 +290,15 @@ class Watch:
 
 
 class ShardedWatch(Watch):
-    """The watch of the script as it is. `wrappers` knows the lines that wrapped (`script/observed`)."""
+    """The watch of the script as it is, or with torch's reductions for its own (`plain`). `wrappers` knows
+    the lines that wrapped (`script/observed`)."""
 
-    def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int) -> None:
+    def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, plain: bool) -> None:
         from fsdpbench.script.observed.calls import Calls
 
-        self._grouped = False
+        self._grouped, self._hook, self._plain = False, "", plain
+        for owner, name in _HOOKS:
+            around(owner, name, self._hooking)
         around(parallel, "parallelize_module", _refusing)
         around(dist, "new_group", self._grouping)
         around(DeviceMesh, "__init__", self._meshing)
@@ -268,13 +311,24 @@ class ShardedWatch(Watch):
         self._grouped |= len((args[0] if args else kwargs.get("ranks")) or every) < len(every)
         return original(*args, **kwargs)
 
+    def _hooking(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> None:
+        hook = kwargs["hook"] if "hook" in kwargs else args[-1]
+        inside = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+        names = [str(getattr(each, "__module__", None) or "torch") for each in (hook, *inside)]
+        for name in filter(_LOSSY.fullmatch, names):
+            raise NotComparedError(f"{name.rpartition('.')[2]}, which changes gradients by intention,")
+        own = any(not name.startswith("torch") for name in names)
+        self._hook = (self._own_files.line() or "") if own else self._hook
+        if not own or not self._plain:
+            original(module, *args, **kwargs)
+
     def _meshing(self, original: Callable[..., Any], mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
         original(mesh, *args, **kwargs)
         self._grouped |= mesh.ndim > 1
 
     def begin(self) -> None:
         """Keep weights as they are here: forwards, and what is between them, may change them."""
-        self.record.grouped, self._begun = self._grouped, self.held()
+        self.record.grouped, self.record.hook, self._begun = self._grouped, self._hook, self.held()
 
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""

@@ -98,7 +98,7 @@ from torch.distributed.pipelining import PipelineStage
 stage = PipelineStage(model, dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
 """
     + TRAIN,
-    "a communication hook that loses parts of gradients": """
+    "powerSGD_hook, which changes gradients by intention,": """
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 model = nn.parallel.DistributedDataParallel(model)
 hook = default_hooks.bf16_compress_wrapper(powerSGD_hook.powerSGD_hook)

@@ -19,14 +19,13 @@ from fsdpbench.sim.model.allocator.types import Block
 class ExpandableSegment:
     """Address range whose memory is mapped in pages of `page_size` bytes."""
 
-    __slots__ = ("address", "mapped_pages", "page_size", "size", "stream")
+    __slots__ = ("address", "page_size", "size", "stream")
 
     def __init__(self, address: int, size: int, page_size: int, stream: int) -> None:
         self.address = address
         self.size = size
         self.page_size = page_size
         self.stream = stream
-        self.mapped_pages = 0
 
 
 class ExpandableSegments:
@@ -67,7 +66,6 @@ class ExpandableSegments:
         if last < block.address + block.size:
             pool.insert(pools.split_back(block, last - block.address, pool))
         self._device.unmap_pages(last - first, page, block.stream)
-        segment.mapped_pages -= (last - first) // page
         block.mapped = False
         pools.merge(block, block.prev, pool)
         pools.merge(block, block.next, pool)
@@ -108,7 +106,6 @@ class ExpandableSegments:
         if mapped < block.size:
             pool.insert_unmapped(pools.split_back(block, mapped, pool))
         block.mapped = True
-        segment.mapped_pages += mapped // page
         pools.merge(block, block.prev, pool)
         pools.merge(block, block.next, pool)
         pool.insert(block)
