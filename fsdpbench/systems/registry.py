@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fsdpbench.base.errors import unknown
+from fsdpbench.base.files.documents import rows_beside
 from fsdpbench.base.plugins import SYSTEMS, Loader, Offer, plugins
 from fsdpbench.systems.base import System
 from fsdpbench.systems.deepspeed_zero3 import DeepSpeedZero3
@@ -25,14 +26,6 @@ class Fsdp1OfItsTime(TorchFsdp1):
         self.name, self.software, self.summary = name, software, summary
 
 
-_EARLIER = (
-    ("torch-fsdp1-1.13", "fsdp1-2022",
-     "PyTorch's FSDP1 as torch 1.13 had it: collectives, gradient copy, rate limiter, checkpointing"),
-    ("llm-foundry-0.1", "composer-2023-spring",
-     "llm-foundry 0.1 (Composer 0.14, torch 1.13's FSDP1, attention in Triton)"),
-    ("llm-foundry-0.4", "composer-2023-autumn",
-     "llm-foundry 0.4 (Composer 0.17, torch 2.1's FSDP1, flash attention 2 with unpadding)"),
-)  # fmt: skip
 _OWN: dict[str, System] = {
     system.name: system
     for system in (
@@ -40,7 +33,7 @@ _OWN: dict[str, System] = {
         ImplFsdp1(),
         TorchFsdp2(),
         TorchFsdp1(),
-        *(Fsdp1OfItsTime(*each) for each in _EARLIER),
+        *(Fsdp1OfItsTime(**each) for each in rows_beside(__file__, "earlier.csv")),
         TorchDdp(),
         Single(),
         DeepSpeedZero3(),

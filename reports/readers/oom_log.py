@@ -56,20 +56,8 @@ _UNITS = {"bytes": 1}
 _UNITS |= {f"{letter}{b}": 1 << 10 * power for power, letter in enumerate("kmgtpe", 1) for b in ("ib", "b")}
 _NUMBER = r"[\d.]++ (?:bytes|[KMGTPE]i?B)"
 _SIZE = rf"(?<![\d.])({_NUMBER})"  # one scan a run of digits: without the look behind one each digit
-_START = re.compile(
-    r"\b([A-Z]{3,5}) out of memory\. Tried to allocate (?:more than 1EB memory|" + _SIZE + ")"
-)
-_OLD = re.compile(rf"\(GPU +(\d+); {_SIZE} total capacity; {_SIZE} already allocated;(?: {_SIZE} free;)?")
-_OLD_RESERVED = re.compile(rf"; {_SIZE} reserved in total by PyTorch\)")
-_OLD_CACHED = re.compile(rf"; {_SIZE} cached\)")
-_CAPACITY = re.compile(rf"GPU (\d+) has a total capac(?:i)?ty of {_SIZE}(?: of which {_SIZE} is free)?")
-_IN_USE = re.compile(rf"this process has {_SIZE} memory in use")
-_OTHERS = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
-_ALLOCATED = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
-_UNALLOCATED = re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated")
-_POOLS = re.compile(rf"with {_SIZE} allocated in private pools")
-_ALLOWED = re.compile(rf"[.;] {_SIZE} allowed;")
-_VARIABLE = re.compile(r"try setting (PYTORCH_(?:[A-Z]{2,5}_)?ALLOC_CONF)=")
+_PARTS = {name: re.compile(text.replace("<size>", _SIZE)) for name, text in _SHAPES["parts"].items()}
+"""Patterns of the parts of a message that torch writes."""
 
 
 def _forms() -> dict[str, re.Pattern[str]]:
@@ -154,7 +142,7 @@ class OomMessage:
 def find_messages(text: str) -> list[OomMessage]:
     """Return every message in a text, in its order; a message that several ranks log counts each time. White
     space in the text has to be single spaces."""
-    starts = list(_START.finditer(text))
+    starts = list(_PARTS["start"].finditer(text))
     found = []
     for index, start in enumerate(starts):
         end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
@@ -176,10 +164,14 @@ def _of_form(source: str, match: re.Match[str]) -> OomMessage:
 
 def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
     asked = None if start[2] is None else _bytes(start[2])
-    old, variable = _OLD.search(text), _VARIABLE.search(text)
-    message = OomMessage(start[1], asked=asked, allowed=_one(_ALLOWED, text), position=start.start())
+    old, variable = _PARTS["old"].search(text), _PARTS["variable"].search(text)
+    message = OomMessage(start[1], asked=asked, allowed=_one("allowed", text), position=start.start())
     if old:
-        allocated, reserved, cached = _bytes(old[3]), _one(_OLD_RESERVED, text), _one(_OLD_CACHED, text)
+        allocated, reserved, cached = (
+            _bytes(old[3]),
+            _one("old_reserved", text),
+            _one("old_cached", text),
+        )
         unallocated = cached
         if reserved is not None and allocated is not None:
             unallocated = max(reserved - allocated, 0)
@@ -193,11 +185,11 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
             reserved=_sum(allocated, unallocated),
             old=True,
         )
-    capacity = _CAPACITY.search(text)
-    others = [size for _, held_text in _OTHERS.findall(text) if (size := _bytes(held_text)) is not None]
+    capacity = _PARTS["capacity"].search(text)
+    others = [size for _, held in _PARTS["others"].findall(text) if (size := _bytes(held)) is not None]
     total = _bytes(capacity[2]) if capacity else None
-    held, unallocated = _one(_ALLOCATED, text), _one(_UNALLOCATED, text)
-    process, least = _one(_IN_USE, text), (held or 0) + (unallocated or 0)
+    held, unallocated = _one("allocated", text), _one("unallocated", text)
+    process, least = _one("in_use", text), (held or 0) + (unallocated or 0)
     if process is not None and (process < 0.99 * least or process > (total or process)):
         process = None  # in a container the driver does not find the process, and reports 0 bytes
     if process is None and total is not None and held is not None:
@@ -213,7 +205,7 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
         allocated=held,
         unallocated=unallocated,
         reserved=_sum(held, unallocated),
-        private_pools=_one(_POOLS, text),
+        private_pools=_one("pools", text),
         variable=variable[1] if variable else None,
     )
 
@@ -242,8 +234,8 @@ def _whole(text: str) -> int | None:
         return None
 
 
-def _one(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.search(text)
+def _one(part: str, text: str) -> int | None:
+    found = _PARTS[part].search(text)
     return _bytes(found[1]) if found else None
 
 

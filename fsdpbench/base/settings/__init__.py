@@ -1,9 +1,10 @@
-"""The table of settings: one row says everything that is known of a setting. Needs no torch.
+"""The table of settings: a row and its texts say everything that is known of one. Needs no torch.
 
-    table.py     the rows, which are the fields of `Settings`; lookups
-    setting.py   what a row and a trade are
-    values.py    how a text becomes a value
-    code.py      how a value is written as code
+    table.py        the rows, which are the fields of `Settings`; lookups
+    settings.toml   what people should know of each, what its values trade, the presets that sweep it
+    setting.py      what a row and a trade are
+    values.py       how a text becomes a value
+    code.py         how a value is written as code
 
 It is below `reports`, which may not import the bench: verdicts suggest settings, and how torch's FSDPs write
 them, from the same rows that `explain` tries and the command line takes.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from fnmatch import fnmatchcase
 from typing import Any
 
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.settings.values import Choice, Value
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
@@ -25,24 +27,22 @@ class Effect(IntEnum):
     MORE = 1
 
 
-LESS, MORE = Effect.LESS, Effect.MORE
-
-
 @dataclass(frozen=True)
 class Trade:
     """A step to `value` from a neighbour, and what it trades.
 
-    of: the values that it is a step from, or a test for them; empty where it depends on more than this
-    setting. also: what changes with it. risk: what it does to the training itself; empty: nothing.
-    fsdp2, fsdp1: how a script writes it with `fully_shard` and with `FullyShardedDataParallel`; alike where
-    only one is given. variation: its name among the variations of a script (`script/variations`).
+    of: the values that it is a step from (`*`: any rest of a text), or but: all but these; both empty where
+    it depends on more than this setting. also: what changes with it. risk: what it does to the training;
+    empty: nothing. fsdp2, fsdp1: how a script writes it with `fully_shard` and `FullyShardedDataParallel`;
+    alike where only one is given. variation: its name among those of a script (`script/variations`).
     against: causes of lost time that it helps against (`reports/analysis/words/verdict.py`); `shown`: what a
     verdict suggests, where no value is right for all.
     """
 
     value: Value
     meaning: str
-    of: tuple[Value, ...] | Callable[[Any], bool] = ()
+    of: tuple[Value, ...] = ()
+    but: tuple[Value, ...] = ()
     memory: Effect = Effect.SAME
     time: Effect = Effect.SAME
     risk: str = ""
@@ -55,9 +55,13 @@ class Trade:
 
     def leaves(self, value: Value) -> bool:
         """Return whether it is a step from `value`."""
-        if callable(self.of):
-            return self.of(value)
-        return any(value == other and type(value) is type(other) for other in self.of)
+        if self.but:
+            return value is not None and value not in self.but
+        return any(
+            type(value) is type(other)
+            and (value == other or (isinstance(other, str) and fnmatchcase(str(value), other)))
+            for other in self.of
+        )
 
     @property
     def written(self) -> str:
@@ -86,11 +90,11 @@ class Setting:
     """
 
     default: Value
-    values: str
-    meaning: str
-    reason: str
     parse: Callable[[str], Value]
     name: str = ""
+    values: str = ""
+    meaning: str = ""
+    reason: str = ""
     example: tuple[str, ...] = ()
     default_words: str = ""
     in_script: bool = False
@@ -144,26 +148,37 @@ def plain_text(value: object) -> str:
     return str(value).strip(" \t")
 
 
-def row(
-    default: Value, parse: Callable[[str], Value], meaning: str, reason: str, takes: str = "", **rest: Any
-) -> Any:
-    """Declare a field of `Settings`: its default, and the rest of its `Setting`. `takes`: where it is more
-    than the words of a choice."""
-    takes = ", ".join(parse.words) if isinstance(parse, Choice) else takes
-    setting = Setting(default, takes, meaning, reason, parse, **rest)
+def row(default: Value, parse: Callable[[str], Value], code: Mapping[str, Write] | None = None) -> Any:
+    """Declare a field of `Settings`: its default, and what `settings.toml` does not say of its `Setting`."""
+    setting = Setting(default, parse, code=code or {})
     return dataclasses.field(default=default, metadata={"row": setting})
 
 
-def saves(value: Value, meaning: str, **rest: Any) -> Trade:
-    """Declare a trade that takes less memory and more time."""
-    return Trade(value, meaning, memory=LESS, time=MORE, **rest)
+def described(settings: Mapping[str, Setting], tables: JsonObject) -> dict[str, Setting]:
+    """Return `settings` by name, with what `tables` (`settings.toml`) say of each. Raises `KeyError` for a
+    setting without a table, `TypeError` for an unknown key."""
 
+    def read(name: str, value: Value) -> Value:
+        return value if isinstance(value, str) and "*" in value else settings[name].parse(plain_text(value))
 
-def speeds(value: Value, meaning: str, **rest: Any) -> Trade:
-    """Declare a trade that takes more memory and less time."""
-    return Trade(value, meaning, memory=MORE, time=LESS, **rest)
+    def trade(name: str, value: Value = None, **rest: Any) -> Trade:
+        for key in rest.keys() & {"of", "but"}:
+            rest[key] = tuple(read(name, each) for each in rest[key])
+        for key in rest.keys() & {"memory", "time"}:
+            rest[key] = Effect[rest[key].upper()]
+        also = tuple((other, read(other, each)) for other, each in rest.pop("also", {}).items())
+        against = tuple(rest.pop("against", ()))
+        value = None if value is None else read(name, value)
+        return Trade(value, also=also, against=against, **rest)
 
+    def whole(name: str, trades: Sequence[JsonObject] = (), takes: str = "", **rest: Any) -> Setting:
+        parse = settings[name].parse
+        values = ", ".join(parse.words) if isinstance(parse, Choice) else takes
+        sweep = {
+            preset: tuple(read(name, each) for each in listed)
+            for preset, listed in rest.pop("sweep", {}).items()
+        }
+        rest |= {"example": tuple(rest.pop("example", ())), "trades": tuple(trade(name, **t) for t in trades)}
+        return dataclasses.replace(settings[name], name=name, values=values, sweep=sweep, **rest)
 
-def wins(value: Value, meaning: str, **rest: Any) -> Trade:
-    """Declare a trade that takes less memory and less time."""
-    return Trade(value, meaning, memory=LESS, time=LESS, **rest)
+    return {name: whole(name, **tables[name]) for name in settings}

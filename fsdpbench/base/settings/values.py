@@ -68,6 +68,11 @@ def words_or(first: Mapping[str, Value], otherwise: Callable[[str], Value]) -> C
     return parse
 
 
+def none_or(word: str, otherwise: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Return a parser that reads `word` and `none` as None, and other texts by `otherwise`."""
+    return words_or({word: None, "none": None}, otherwise)
+
+
 def for_each(one: Callable[[str], Value]) -> Callable[[str], Value]:
     """Return a parser of one value for all blocks or units, or of `A:20+B:12`: A for the first 20, then B."""
 

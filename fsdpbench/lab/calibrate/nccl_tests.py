@@ -31,12 +31,7 @@ from fsdpbench.base.numbers import finite_number, whole_number
 from fsdpbench.sim.model.allocator.caching import format_size
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-_PROGRAMS = {
-    "all_gather_perf": "all_gather",
-    "reduce_scatter_perf": "reduce_scatter",
-    "all_reduce_perf": "all_reduce",
-    "alltoall_perf": "all_to_all",
-}
+_PROGRAMS = {f"{kind.replace('_to_', 'to')}_perf": kind for kind in KINDS}
 _PROGRAM = re.compile(r"\b(\w+_perf)\b")
 _RANK = re.compile(r"#\s+Rank\s+(\d+) (?:Group\s+(\d+) )?Pid\s+\d+ on\s+(\S+) device")
 # Launchers put the rank before each line: `[1,0]<stdout>:`, `0: `.

@@ -1,6 +1,7 @@
-"""A new setting is one row of the table: the recipe of CONTRIBUTING.md, carried out on a copy of its text.
+"""A new setting is a row and a table of texts: the recipe of CONTRIBUTING.md, carried out on copies.
 
-The row is put into the source of `settings/table.py` before anything imports it, and nothing else changes.
+The row is put into the source of `settings/table.py` and the table into what it reads of `settings.toml`,
+before anything imports them; nothing else changes.
 """
 
 from __future__ import annotations
@@ -11,27 +12,34 @@ import sys
 from pathlib import Path
 
 ROW = """
-    pace: int = row(
-        3,
-        words_or({"off": 0}, whole(0)),
-        "Strides that the planted setting takes.",
-        "Three keep step.",
-        takes="off, or strides (at least 1)",
-        example=("3", "5"),
-        sweep={"memory": (3, 5)},
-        trades=(
-            Trade(1, "shorter strides", of=(3,), memory=Effect.LESS, time=Effect.MORE, fsdp2="pace(1)",
-                  variation="paced", against=("alloc_retries",)),
-        ),
-        code={"impl-fsdp2": code.argument("pace")},
-    )
+    pace: int = row(3, words_or({"off": 0}, whole(0)), {"impl-fsdp2": code.argument("pace")})
+"""
+TEXTS = """
+[pace]
+meaning = "Strides that the planted setting takes."
+reason = "Three keep step."
+takes = "off, or strides (at least 1)"
+example = ["3", "5"]
+sweep = { memory = [3, 5] }
+[[pace.trades]]
+value = 1
+meaning = "shorter strides"
+of = [3]
+memory = "less"
+time = "more"
+fsdp2 = "pace(1)"
+variation = "paced"
+against = ["alloc_retries"]
 """
 PLANTED = """
 import importlib.machinery, importlib.util, sys
 
 class Planted(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname):
-        source = open(self.path).read().replace(" Setting, Trade,", " Effect, Setting, Trade,", 1)
+        read = 'table_beside(__file__, "settings.toml")'
+        source = open(self.path).read()
+        assert source.count(read) == 1
+        source = source.replace(read, f"{read} | __import__('tomllib').loads({TEXTS!r})")
         before, found, after = source.partition("    seed: int = row(")
         assert found
         return compile(before + ROW + "\\n" + found + after, self.path, "exec")
@@ -47,8 +55,8 @@ sys.meta_path.insert(0, Finder())
 
 
 def planted(program: str, *arguments: str, folder: Path) -> str:
-    """What a program prints that runs with the row in the table."""
-    text = f"ROW = {ROW!r}\n{PLANTED}\n{program}"
+    """What a program prints that runs with the setting planted."""
+    text = f"ROW = {ROW!r}\nTEXTS = {TEXTS!r}\n{PLANTED}\n{program}"
     command = [sys.executable, "-c", text, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
     assert done.returncode == 0, done.stderr

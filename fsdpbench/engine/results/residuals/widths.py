@@ -303,10 +303,8 @@ _UNDER = {
     Unknown.CHIP: (Condition.CHIP, Condition.NEW_CHIP),
     Unknown.NETWORK: (Condition.NETWORK,),
     Unknown.SYSTEM: (Condition.SYSTEM,),
-    Unknown.SOFTWARE: (Condition.SOFTWARE,),
-    Unknown.COMPILED: (Condition.SOFTWARE,),
-    Unknown.MODEL: (Condition.MODEL,),
-    Unknown.SETTING: (Condition.MODEL,),
+    **dict.fromkeys((Unknown.SOFTWARE, Unknown.COMPILED), (Condition.SOFTWARE,)),
+    **dict.fromkeys((Unknown.MODEL, Unknown.SETTING), (Condition.MODEL,)),
 }
 
 

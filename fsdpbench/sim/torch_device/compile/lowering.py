@@ -36,13 +36,8 @@ from fsdpbench.sim.torch_device.flops import of_attention, of_attention_backward
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated
 
 _GPU = ("cuda", 0)
-SETTINGS = {
-    "compile_threads": 1,
-    "benchmark_harness": False,
-    "triton.autotune_at_compile_time": False,
-    "max_autotune": False,
-    "max_autotune_gemm": False,
-}
+_OFF = ("benchmark_harness", "triton.autotune_at_compile_time", "max_autotune", "max_autotune_gemm")
+SETTINGS = {"compile_threads": 1, **dict.fromkeys(_OFF, False)}
 _POINTS = 512
 """Positions of queries and of keys at which a mask is asked."""
 _BLOCK = 128

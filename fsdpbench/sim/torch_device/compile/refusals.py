@@ -24,12 +24,6 @@ def refused(what: str, way_out: str = _EAGER) -> CompileRefusedError:
     return CompileRefusedError(f"torch.compile on simulated GPUs: {what} is not simulated; {way_out}")
 
 
-_NO_COUNTERPART = {
-    "invoke_subgraph": (
-        "a region that is compiled once (torch.compiler.nested_compile_region)",
-        "call the function as it is: graphs that are alike are lowered once here",
-    )
-}
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "switch")
 _TORCH = str(Path(torch.__file__).parent)
 _TRITON = "triton_kernel_wrapper"
@@ -39,9 +33,11 @@ def refuse_graph(graph: torch.fx.Graph) -> None:
     """Raise `CompileRefusedError` for nodes without a counterpart, with the line of the program."""
     for node in graph.nodes:
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-        if name in _NO_COUNTERPART:
-            what, way_out = _NO_COUNTERPART[name]
-            raise refused(f"{what}{_place(node)}", way_out)
+        if name == "invoke_subgraph":
+            raise refused(
+                f"a region that is compiled once (torch.compiler.nested_compile_region){_place(node)}",
+                "call the function as it is: graphs that are alike are lowered once here",
+            )
         if name in _CONTROL_FLOW:
             raise refused(
                 f"control flow in the graph (torch's {name}{_place(node)})",
