@@ -100,7 +100,10 @@ def test_each_of_them_by_its_name(run_probe: RunScript) -> None:
         ),
     ],
 )
-def test_a_failed_script_says_why(text: str, words: str, run_probe: RunScript) -> None:
+def test_a_failed_script_says_why(
+    text: str, words: str, run_probe: RunScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     run = run_probe(text)
     assert run.result["status"] == "error"
     assert words in run.cause
