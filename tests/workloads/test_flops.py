@@ -44,7 +44,7 @@ def counted_flops(workload, batch, seq, activation_checkpointing, backward=True)
     return counter.get_total_flops()
 
 
-@pytest.mark.plain_cases("shape0", "shape3", "shape5", "shape8")
+@pytest.mark.plain_cases("shape0", "shape5")
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_formula_equals_the_counter(name, shape):
     workload = get_workload(name, shape=shape)

@@ -62,7 +62,7 @@ def simulated(config: Config, folder: Path) -> RankRecord:
     return read_records(folder)[0]
 
 
-@pytest.mark.plain_cases("torch-fsdp2-block+token_embedding+lm_head-full")
+@pytest.mark.campaign
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("system", SYSTEMS)

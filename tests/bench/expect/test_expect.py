@@ -112,6 +112,7 @@ def test_a_slow_part_of_the_machine_is_found_with_its_speed(
     assert by_name[factor.value].step_time_s == pytest.approx(measured, rel=0.06)
 
 
+@pytest.mark.campaign
 def test_a_setting_that_is_not_what_was_assumed_is_found() -> None:
     found = expect(config(8), Measured(step_s(config(8, param_dtype="fp32")), SpeedUnit.SECONDS), 2)
     assert "param_dtype" in [cause.name for cause in found.causes]

@@ -47,6 +47,7 @@ def test_planning_does_not_import_what_only_training_needs() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
+@pytest.mark.plain_cases("impl-fsdp2")
 @pytest.mark.parametrize("system", ["impl-fsdp2", "impl-fsdp1"])
 def test_points_import_no_more_of_torch_than_the_server_has(system: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "sim/software")}

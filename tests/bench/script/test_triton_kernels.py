@@ -96,6 +96,7 @@ for step in range(4):
 )
 
 
+@pytest.mark.plain_cases("False-False", "True-True")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("priced", [False, True])
 def test_a_launch_has_a_price(run_probe: RunScript, priced: bool, compiled: bool) -> None:

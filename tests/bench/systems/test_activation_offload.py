@@ -37,6 +37,7 @@ def test_memory_falls_and_nothing_races(
     assert allocated[1] < allocated[0] if checkpointing != "none" else allocated[1] < 0.8 * allocated[0]
 
 
+@pytest.mark.plain_cases("impl-fsdp2")
 @pytest.mark.parametrize("system", ["impl-fsdp2", "torch-fsdp1"])
 def test_some_units_alone_lie_between_all_and_none(fsdpbench: Any, tmp_path: Path, system: str) -> None:
     words = ["--model", "gpt-tiny", "--device", "sim", "--gpus", "8", "--system", system, "--set", "batch=32"]

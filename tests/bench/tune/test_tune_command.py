@@ -122,6 +122,7 @@ def test_a_gain_within_its_interval_leaves_the_uniform_one_the_best(
 
 def test_that_no_code_is_written_is_said_with_the_reason(fsdpbench: Any, tmp_path: Path) -> None:
     words = ["--model", "gpt-tiny", "--gpus", "4", "--device", "sim", "--batch", "2", "--tp", "2"]
+    words += ["--trials", "2"]
     done = fsdpbench("tune", *words, "--system", "torch-fsdp2", "-o", str(tmp_path / "tuned"))
     assert done.returncode == 0, done.stderr
     assert not list((tmp_path / "tuned").glob("best_*.py"))

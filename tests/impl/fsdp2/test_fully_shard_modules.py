@@ -380,7 +380,7 @@ CASES = [
     case_first_forward_in_inference_mode,
     case_backward_twice,
     case_checkpointing_over_several_units,
-    case_compiled_blocks,
+    pytest.param(case_compiled_blocks, marks=pytest.mark.campaign),
     case_modules_as_one_unit,
     case_forward_without_gradients,
     case_unshard_by_hand,

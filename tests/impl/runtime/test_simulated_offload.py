@@ -86,6 +86,7 @@ def case_beside_torch(rank: int, *, rows: int, policy: Any) -> None:
     assert ours["reserved"] <= theirs["reserved"], (ours, theirs)
 
 
+@pytest.mark.plain_cases("computing-fp32", "copying-bf16")
 @pytest.mark.parametrize("policy", [None, HALF], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("rows", [WIDTH, WIDTH // 16], ids=["computing", "copying"])
 def test_copies_as_much_and_takes_no_longer_than_torch(lone_process, rows: int, policy: Any) -> None:

@@ -134,6 +134,7 @@ def run_ranks(world_size: int, store: str) -> list[tuple[int, Any, Any]]:
     return found
 
 
+@pytest.mark.plain_cases("2")
 @pytest.mark.parametrize("world_size", [2, 8])
 def test_ranks_share_the_tables_of_one(world_size: int, tmp_path: Path) -> None:
     """5 tables over 2 ranks (3 and 2) and over 8 (some without any): what one process computes alone."""

@@ -217,11 +217,8 @@ def runs() -> Iterator[Any]:
 
 @pytest.mark.plain_cases(
     "gpt-tied-tp2-impl",
-    "gemma-tp2-torch",
     "mixture-ep2-impl",
-    "ep4-skewed-torch",
     "oss-tp2-ep2-impl",
-    "phi-tp4-lora-torch",
     "decoder-cp4-impl",
     "t5-tp2-torch",
     "some-dense-tp2-cp2-ep4-impl",
