@@ -8,32 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdpbench.answers.prove.parts import Request, prove
 from fsdpbench.answers.prove.real_runs import run_ranks
-from fsdpbench.answers.prove.verdict import Part, PartVerdict, Verdict
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.cli.requests.script_request import script_config
-from fsdpbench.launch import fork_server
+from fsdpbench.answers.prove.verdict import Verdict
 from fsdpbench.script.real_ranks.host_cuda import OneNodeError, start_group
 from fsdpbench.script.real_ranks.rank import Task, Way
 from fsdpbench.script.real_ranks.watching import NotComparedError
 
-HEAD = """
-import os, torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-def data(step):
-    return torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * dist.get_rank() + step)).cuda()
-"""
-TRAIN = """
-for step in range(5):
-    optimizer.zero_grad()
-    model(data(step)).square().mean().backward()
-    optimizer.step()
-"""
+from .programs_on_ranks import TRAIN, config_of, gradients_of
+
 SPAWNED = """
 def main(gpu, gpus):
     dist.init_process_group("nccl", init_method="tcp://localhost:23456", world_size=gpus, rank=gpu)
@@ -418,22 +400,6 @@ for step in range(5):
     optimizer.zero_grad()
 """,
 }
-
-
-def config_of(text: str, folder: Path) -> Config:
-    """Return the configuration of a script, which is written to `folder`."""
-    script = folder / "train.py"
-    script.write_text(HEAD + text)
-    fork_server.start("cpu")
-    config = script_config({"script": script, "gpus": "4"}, ())
-    assert config is not None
-    return config
-
-
-def gradients_of(text: str, folder: Path, ranks: int = 2) -> PartVerdict:
-    """Compare the gradients of a script on real ranks."""
-    (found,) = prove(Request(config_of(text, folder), frozenset({Part.GRADIENTS}), (ranks,))).parts
-    return found
 
 
 def test_a_script_of_as_many_processes_as_it_finds_gpus_asks_for_one_node(

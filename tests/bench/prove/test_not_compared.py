@@ -6,27 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.answers.prove.parts import Request, prove
-from fsdpbench.answers.prove.verdict import Part, PartVerdict, Verdict
-from fsdpbench.cli.requests.script_request import script_config
-from fsdpbench.launch import fork_server
+from fsdpbench.answers.prove.verdict import Verdict
 
-HEAD = """
-import os, torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-def data(step):
-    return torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * dist.get_rank() + step)).cuda()
-"""
-TRAIN = """
-for step in range(5):
-    optimizer.zero_grad()
-    model(data(step)).square().mean().backward()
-    optimizer.step()
-"""
+from .programs_on_ranks import TRAIN, gradients_of
+
 NOT_JUDGED = {
     "ranks with other blocks from the beginning": (
         """
@@ -149,17 +132,6 @@ for step in range(5):
     Sum.apply(model(data(step))).square().mean().backward()
     optimizer.step()
 """
-
-
-def gradients_of(text: str, folder: Path, ranks: int = 2) -> PartVerdict:
-    """Compare the gradients of a script, which is written to `folder`, on real ranks."""
-    script = folder / "train.py"
-    script.write_text(HEAD + text)
-    fork_server.start("cpu")
-    config = script_config({"script": script, "gpus": "4"}, ())
-    assert config is not None
-    (found,) = prove(Request(config, frozenset({Part.GRADIENTS}), (ranks,))).parts
-    return found
 
 
 @pytest.mark.campaign
