@@ -54,7 +54,7 @@ class Source:
 
     @cached_property
     def module(self) -> str:
-        """Return the dotted name below `fsdpbench`, such as `fsdpbench.impl.api`."""
+        """Return the dotted name below `fsdpbench`, such as `fsdpbench.impl.runtime`."""
         parts = Path(self.path).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         return ".".join(parts if parts[0] == "fsdpbench" else ("fsdpbench", *parts))

@@ -53,7 +53,7 @@ def stand_for(name: str) -> None:
 
 
 class _BareNames:
-    """A finder and loader of `impl.a.b` as `fsdpbench.impl.a.b`, where `impl` means `fsdpbench.impl`."""
+    """A finder and loader of `impl...` as `fsdpbench.impl...`, where `impl` means `fsdpbench.impl`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

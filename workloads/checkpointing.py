@@ -60,7 +60,7 @@ class ActivationCheckpointing:
 
     `keeps_every`: a checkpointed block keeps what attention gave, and products 0, `keeps_every`,
     2 x `keeps_every`, ... of those with weights; 0: nothing but its input. `first`: only in the first N
-    blocks of a stack. `head`: a token model's logits are computed again too (`linear_loss.py`). `each`: of
+    blocks of a stack. `head`: a token model's logits are computed again too (`losses.py`). `each`: of
     every block of the model, in forward's order, its own choice; the other fields are then those of none.
     """
 

@@ -31,7 +31,7 @@ from fsdpbench.reports.analysis.windows import phase_marks
 from fsdpbench.reports.readers import MISSING, Trace
 from fsdpbench.reports.readers.trace import Int32
 
-# In the order of `Timeline.KINDS` in timeline.js.
+# In the order of the KINDS of timeline.js.
 KINDS = (
     "compute", "all_gather", "reduce_scatter", "all_reduce", "communication", "memory", "phase", "event",
     "wait",

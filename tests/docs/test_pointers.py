@@ -1,11 +1,13 @@
-"""Files and names in backquotes exist: in pages, in the READMEs of packages, and in heads of source files."""
+"""Files and names in backquotes exist: in pages, in the READMEs of packages, in docstrings and comments."""
 
 from __future__ import annotations
 
 import ast
 import fnmatch
+import io
 import re
 import subprocess
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -16,9 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("fsdpbench", "impl", "reports", "workloads")
 _BLOCK = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
-_HEAD = re.compile(r'(?:#[^\n]*\n)*r?"""(.*?)"""', re.DOTALL)
 _QUOTED = re.compile(r"`+([^`\n]+)`+")
-_FILE = re.compile(r"(?:\.{0,2}[\w-]+/)*[\w*-]+\.(?:py|toml|csv|sh|md|jinja|yml)")
+_FILE = re.compile(r"(?:(?:\.{1,2}|\.?[\w-]+)/)*[\w*-]+\.(?:py|toml|csv|sh|md|jinja|yml)")
 _PLAIN = re.compile(
     r"(?<![\w/.`])(?:docs|ci|tests|fsdpbench|impl|reports|workloads)/[\w./-]+\.(?:py|md|toml|csv|txt|sh|json)\b"
 )
@@ -31,6 +32,7 @@ IMITATING = ("replacements.py", "software.py")
 OF_OTHERS = {
     "best.toml", "best_*.py", "fa_fwd_tables.csv", "gemm_tables.csv", "impl.py", "mine.toml", "my_systems.py",
     "nccl_intranode_tables.csv", "run.sh", "space.toml", "sweep.toml", "t.py", "train.py", "workloads.py",
+    "best_SYSTEM.py", "dist_strategy.py", "mosaic_fsdp.py", "nlp.py", "trainer.py",
 }  # fmt: skip
 
 
@@ -50,16 +52,26 @@ def base_names() -> frozenset[str]:
     return frozenset(PurePosixPath(name).name for name in tracked())
 
 
+def prose(source: str) -> str:
+    """Return the comments and the strings that stand alone, as docstrings do, of a source file."""
+    found, fresh = [], True
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and fresh):
+            found.append(token.string)
+        if token.type != tokenize.COMMENT:
+            fresh = token.type in (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
+    return "\n".join(found)
+
+
 def texts() -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of each page and of the head of each source file."""
+    """Yield (path, text) of each page, and of the docstrings and comments of each source file."""
     for name in tracked():
         path = ROOT / name
         inside = name.startswith((*(f"{package}/" for package in PACKAGES), "ci/"))
         if name.endswith(".md") and not name.startswith(".github"):
             yield name, _BLOCK.sub("", path.read_text(encoding="utf-8"))
         elif inside and name.endswith(".py") and path.name not in IMITATING:
-            head = _HEAD.match(path.read_text(encoding="utf-8"))
-            yield name, head[1] if head else ""
+            yield name, prose(path.read_text(encoding="utf-8"))
         elif inside and name.endswith(".toml"):
             lines = path.read_text(encoding="utf-8").splitlines()
             yield name, "\n".join(line for line in lines[:5] if line.startswith("#"))

@@ -35,7 +35,7 @@ class Trade:
     it depends on more than this setting. also: what changes with it. risk: what it does to the training;
     empty: nothing. fsdp2, fsdp1: how a script writes it with `fully_shard` and `FullyShardedDataParallel`;
     alike where only one is given. variation: its name among those of a script (`script/variations`).
-    against: causes of lost time that it helps against (`reports/analysis/words/verdict.py`); `shown`: what a
+    against: causes of lost time that it helps against (`reports/analysis/verdict.py`); `shown`: what a
     verdict suggests, where no value is right for all.
     """
 

@@ -81,7 +81,7 @@ class Lateness(Protocol):
 
 
 class HolderFollower(Protocol):
-    """Observer of spans and collectives that attributes memory to its holders (`followers/account.py`)."""
+    """Observer of spans and collectives; attributes memory to its holders (`sim/followers/account.py`)."""
 
     def enter(self, span: str) -> None: ...
     def leave(self, span: str) -> None: ...

@@ -35,7 +35,7 @@ def of_compiler() -> str:
 def choose_folder(asked: str | None = ASKED_FOLDER) -> Path:
     """Create and return the folder for this process and its children: `asked`, or the user's cache.
 
-    Where others can write into `fsdpbench/compiled` of the caches, or it cannot be made, return a new one
+    Where others can write into the folder `compiled` of our caches, or it cannot be made, return a new one
     that no other process shares, with a warning.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
