@@ -31,11 +31,10 @@ _TOO_LONG_S = 0.3
 
 
 OWN = {
-    "fsdpbench/sim/torch_device/strict/devices.py _IS_OUT": "torch's own list of operators",
+    "fsdpbench/sim/torch_device/strict/devices.py": "torch's own list of operators",
     "fsdpbench/base/writing.py _ASIDE": "the name of a file: 255 characters",
-    "fsdpbench/sim/torch_device/strict/devices.py:68": "torch's own list of operators",
 }
-"""Expressions for text that is not from outside."""
+"""Beginnings of the places of expressions for text that is not from outside."""
 
 
 def growth(pattern: Pattern, name: str, make: dict[int, Any]) -> str | None:
@@ -71,8 +70,10 @@ def steep(each: Pattern) -> Iterator[str]:
 @pytest.mark.campaign
 @pytest.mark.timeout(1800)
 def test_no_expression_of_the_source_is_steep(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(OWN) <= {each.place for each in patterns()}
-    failures = [found for each in patterns() if each.place not in OWN for found in steep(each)]
+    places = {each.place for each in patterns()}
+    assert all(any(place.startswith(own) for place in places) for own in OWN)
+    asked = [each for each in patterns() if not each.place.startswith(tuple(OWN))]
+    failures = [found for each in asked for found in steep(each)]
     with capsys.disabled():
         print(f"\n{len(patterns())} expressions tried, {len(failures)} steep texts")
     assert not failures, "\n".join(failures)
