@@ -141,8 +141,9 @@ def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: Assume
         forget(record)
         return
     exact = torch.float64 if isinstance(value, float) else None
-    number = torch.as_tensor(value, dtype=exact).detach().to(tensor.dtype)
-    remember(record, Known(number.reshape(1), assumed), None)
+    number = torch.as_tensor(value, dtype=exact).detach().as_subclass(torch.Tensor)
+    # A copy: a script may follow its own tensor, and marks it.
+    remember(record, Known(number.to(tensor.dtype, copy=True).reshape(1), assumed), None)
 
 
 def assume(tensor: torch.Tensor) -> None:
