@@ -16,7 +16,9 @@ import pytest
 
 PROGRAM = "from fsdpbench.cli import main; main()"
 SWEEP = ["sweep", "--model", "gpt-125m", "--shape", "layers=4", "--gpus", "8", "--device", "sim"]
-SPACE = ["--batch", "1,2,4", "--wrap", "block,every-2"]
+SPACE = ["--system", "impl-fsdp2", "--batch", "1,2,4", "--wrap", "block,every-2"]
+SPACE += ["--strategy", "FULL_SHARD,SHARD_GRAD_OP", "--reduce-dtype", "fp32,bf16"]
+SPACE += ["--activation-checkpointing", "none,op,full"]
 POINTS = 72
 KILLS = 10
 

@@ -18,7 +18,7 @@ from fsdpbench.launch.nodes import Nodes, follow
 PROGRAM = "from fsdpbench.cli import main; main()"
 SHAPE = "layers=2,d_model=32,heads=2,vocab=64,max_seq=16"
 SWEEP = ["sweep", "--model", "gpt", "--shape", SHAPE, "--gpus", "2", "--device", "cpu", "--wrap", "block"]
-SPACE = ["--system", "impl-fsdp2", "--backward-prefetch", "pre"]
+SPACE = ["--system", "impl-fsdp2", "--strategy", "FULL_SHARD", "--backward-prefetch", "pre"]
 
 
 def free_port() -> int:

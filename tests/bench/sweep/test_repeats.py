@@ -78,4 +78,4 @@ def test_a_repeated_sweep_keeps_every_run_and_can_be_grown(fsdpbench: Any, tmp_p
         again = json.loads((path.parent.with_name(path.parent.name + ".run2") / "result.json").read_text())
         steps = [alone["step_time_s"], again["step_time_s"]]
         assert together["repeats"]["step_time_s"] == steps
-        assert together.step_time_s == median(steps)
+        assert together["step_time_s"] == median(steps)

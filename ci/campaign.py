@@ -1,0 +1,122 @@
+"""Run the campaign file by file, those first that were run longest ago, and keep when each was run last.
+
+    python ci/campaign.py ci/measured/campaign.csv [--minutes 60] [--limit 600] [FILE...]
+
+The plain suite does not run these tests, so what breaks them is seen only here. A row of the table is a file
+of tests: when and at which commit it was run, what came of it, and the seconds that it took. It is written
+after each file; interrupted, the next call goes on. Exit code 1: a test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTEST = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-m", "campaign"]
+_FAILED = re.compile(r"^(?:FAILED|ERROR) \S+?::(\S+)", re.MULTILINE)
+_PASSED = re.compile(r"(\d+) passed")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of the campaign's tests of a file. `result`: `passed`, `failed: ...` or `past its limit`."""
+
+    file: str
+    date: str
+    commit: str
+    tests: int
+    passed: int
+    seconds: int
+    result: str
+
+
+def campaign_files() -> dict[str, int]:
+    """Return the number of the campaign's tests by file. Raises `CalledProcessError`, with pytest's code."""
+    listed = subprocess.run(
+        [*PYTEST, "--collect-only", "-q"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return dict(Counter(line.partition("::")[0] for line in listed.stdout.splitlines() if "::" in line))
+
+
+def read(table: Path) -> dict[str, Row]:
+    """Return the rows of earlier runs by file."""
+    if not table.exists():
+        return {}
+    with table.open(newline="", encoding="utf-8") as lines:
+        found = [
+            Row(**{**row, **{name: int(row[name]) for name in ("tests", "passed", "seconds")}})
+            for row in csv.DictReader(lines)
+        ]
+    return {row.file: row for row in found}
+
+
+def write(table: Path, rows: dict[str, Row]) -> None:
+    """Write the rows, in the order of their files."""
+    with table.open("w", newline="", encoding="utf-8") as lines:
+        writer = csv.DictWriter(lines, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(rows[file]) for file in sorted(rows))
+
+
+def run(file: str, tests: int, limit_s: float, commit: str) -> Row:
+    """Run the campaign's tests of one file, and print the end of what they write if one fails."""
+    began, words = time.monotonic(), [*PYTEST, "-q", file]
+    with subprocess.Popen(
+        words, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        try:
+            text, _ = process.communicate(timeout=limit_s)
+            failed = dict.fromkeys(_FAILED.findall(text))
+            result = f"failed: {' '.join(failed) or f'exit code {process.returncode}'}"
+            result = "passed" if process.returncode == 0 else result
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with all processes that its tests started
+            text, _ = process.communicate()
+            result = "past its limit"
+    if result != "passed":
+        print(text[-6000:], flush=True)
+    counted = _PASSED.search(text)
+    passed = int(counted[1]) if counted else 0
+    seconds = round(time.monotonic() - began)
+    return Row(file, datetime.now(UTC).date().isoformat(), commit, tests, passed, seconds, result)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("files", nargs="*", help="only these, whenever they were run")
+    parser.add_argument("--minutes", type=float, default=60, help="after which no file is begun")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for one file")
+    asked = parser.parse_args()
+    head = ["git", "rev-parse", "--short=8", "HEAD"]
+    commit = subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    counts, rows = campaign_files(), read(asked.table)
+    rows = {file: row for file, row in rows.items() if file in counts}
+    order = asked.files or sorted(counts, key=lambda file: (rows[file].date if file in rows else "", file))
+    end, wrong = time.monotonic() + 60 * asked.minutes, 0
+    for file in order:
+        if time.monotonic() > end:
+            break
+        rows[file] = run(file, counts[file], asked.limit, commit)
+        wrong += rows[file].result != "passed"
+        write(asked.table, rows)
+        print(f"{file}: {rows[file].result} ({rows[file].seconds} s)", flush=True)
+    never = [file for file in counts if file not in rows]
+    print(f"{len(rows)} of {len(counts)} files were run at some time; {wrong} of those run now failed")
+    print("\n".join(f"never run: {file}" for file in never))
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
