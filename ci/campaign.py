@@ -1,4 +1,4 @@
-"""Run the campaign file by file, those first that were run longest ago, and keep when each was run last.
+"""Run the campaign file by file, those run longest ago first, and keep when each was run last.
 
     python ci/campaign.py ci/measured/campaign.csv [--minutes 60] [--limit 600] [FILE...]
 
@@ -103,7 +103,8 @@ def main() -> int:
     commit = subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     counts, rows = campaign_files(), read(asked.table)
     rows = {file: row for file, row in rows.items() if file in counts}
-    order = asked.files or sorted(counts, key=lambda file: (rows[file].date if file in rows else "", file))
+    dates = {file: rows[file].date if file in rows else "" for file in counts}
+    order = asked.files or sorted(counts, key=lambda file: (dates[file], counts[file], file))
     end, wrong = time.monotonic() + 60 * asked.minutes, 0
     for file in order:
         if time.monotonic() > end:
