@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("files", nargs="*", help="only these, whenever they were run")
     parser.add_argument("--minutes", type=float, default=60, help="after which no file is begun")
     parser.add_argument("--limit", type=float, default=600, help="seconds for one file")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     head = ["git", "rev-parse", "--short=8", "HEAD"]
     commit = subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     counts, rows = campaign_files(), read(asked.table)
