@@ -3,8 +3,8 @@
     python ci/campaign.py ci/measured/campaign.csv [--minutes 60] [--limit 600] [FILE...]
 
 The plain suite does not run these tests, so what breaks them is seen only here. A row of the table is a file
-of tests: when and at which commit it was run, what came of it, and the seconds that it took. It is written
-after each file; interrupted, the next call goes on. Exit code 1: a test failed.
+of tests: when and at which commit it was run, its result, and the seconds that it took. It is written
+after each file; interrupted, the next call continues. Exit code 1: a test failed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PASSED = re.compile(r"(\d+) passed")
 
 @dataclass(frozen=True)
 class Row:
-    """What came of the campaign's tests of a file. `result`: `passed`, `failed: ...` or `past its limit`."""
+    """The outcome of a file's campaign tests. `result`: `passed`, `failed: ...` or `past its limit`."""
 
     file: str
     date: str
@@ -55,8 +55,8 @@ def read(table: Path) -> dict[str, Row]:
         return {}
     with table.open(newline="", encoding="utf-8") as lines:
         found = [
-            Row(**{**row, **{name: int(row[name]) for name in ("tests", "passed", "seconds")}})
-            for row in csv.DictReader(lines)
+            Row(file, date, commit, int(tests), int(passed), int(seconds), result)
+            for file, date, commit, tests, passed, seconds, result in list(csv.reader(lines))[1:]
         ]
     return {row.file: row for row in found}
 

@@ -87,15 +87,15 @@ def compare(family: str, arguments: list[str], profile: str, folder: Path) -> fl
         print(f"{family:<10}  measured {real['status']}, predicted {foretold['status']}", flush=True)
         return None
     measured, predicted = real["step_time_s"], foretold["step_time_s"]
-    error = predicted / measured - 1
+    off = predicted / measured - 1
     peaks = [(result["peak_memory_bytes"] or {}).get("reserved") for result in (real, foretold)]
     memory = " ".join("-" if peak is None else f"{peak / 2**30:.1f}" for peak in peaks)
     print(
         f"{family:<10} {measured * 1e3:>10.1f} ms measured {predicted * 1e3:>10.1f} ms predicted"
-        f" {error:>+8.1%}   GiB reserved, measured and predicted: {memory}",
+        f" {off:>+8.1%}   GiB reserved, measured and predicted: {memory}",
         flush=True,
     )
-    return error
+    return off
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 GIB = 2**30
-COMMON = {"model": "gpt-2.8b", "gpus": 8, "hardware": "a100-80gb"}
+COMMON: dict[str, Any] = {"model": "gpt-2.8b", "gpus": 8, "hardware": "a100-80gb"}
 CASES: dict[str, dict[str, Any]] = {
     "default sweep: block, fp32 reduced": {},
     "default sweep: block, bf16 reduced": {"reduce_dtype": "bf16"},

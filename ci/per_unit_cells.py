@@ -117,7 +117,8 @@ def _climbed(
     """Return candidates at some of `BATCHES` and the place of the largest that fits safely, -1: none does, or
     the first is not as fast as `least`."""
     found: list[Candidate] = []
-    low, high, sizes = -1, len(BATCHES), {}
+    low, high = -1, len(BATCHES)
+    sizes: dict[int, float] = {}
     while high - low > 1:
         place = start if not found else low + 1 if low >= 0 else (low + high) // 2
         if len(sizes) > 1:  # memory is about linear in the batch

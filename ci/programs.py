@@ -97,7 +97,7 @@ def environment_of(folder: Path, name: str, wanted: dict[str, Any], there: str |
     place = folder / "environments" / name
     if not (place / "made").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
-        pip = [place / "bin" / "pip", "install", "-q"]
+        pip = [str(place / "bin" / "pip"), "install", "-q"]
         torch = wanted.get("torch", "torch==2.13.0")
         subprocess.run([*pip, torch, *wanted["packages"]], check=True)
         if wanted.get("without_dependencies"):

@@ -23,6 +23,7 @@ from fsdpbench.engine.results.provenance import machine, versions
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.store import Store
 from fsdpbench.launch import fork_server
+from fsdpbench.reports.result import Result
 from fsdpbench.sweep.hf_model import parse_shape
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.runner import run_sweep
@@ -71,7 +72,7 @@ def configuration() -> Config:
     return without_absent(make_config(target, "impl-fsdp2", settings, target.workload()))
 
 
-def measure(config: Config, folder: Path, runs: int) -> list[dict[str, Any]]:
+def measure(config: Config, folder: Path, runs: int) -> list[Result]:
     """The results of the runs that succeeded, in their order in time."""
     store = Store.open_or_create(folder)
     with store.locked():
@@ -80,13 +81,13 @@ def measure(config: Config, folder: Path, runs: int) -> list[dict[str, Any]]:
     return [trial.result for trial in summary.ran if trial.status is Status.OK]
 
 
-def rounded(result: dict[str, Any]) -> list[float]:
+def rounded(result: Result) -> list[float]:
     """The run's step times in seconds, to 10 microseconds."""
-    return [round(seconds, 5) for seconds in result["measured"]["step_times_s"]]
+    return [round(seconds, 5) for seconds in result.step_times_s]
 
 
-def kind_of_machine(results: list[dict[str, Any]]) -> dict[str, Any]:
-    busy = [result["environment"]["state"]["before"]["busy_cores"] for result in results]
+def kind_of_machine(results: list[Result]) -> dict[str, Any]:
+    busy = [result.stored("environment.state.before.busy_cores") for result in results]
     known = [cores for cores in busy if cores is not None]
     return {
         "processor": machine()["processor"],

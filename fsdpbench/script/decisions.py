@@ -186,9 +186,10 @@ class _Tensors:
             return answer
         answer = _passing(answer)
         decisions.note_read("item")
-        is_compiled = _is_compiled(sys._getframe(2))
+        is_compiled = sys._getframe(2).f_code in find("dynamo_output_codes")
         if is_compiled or not isinstance(answer, float):
             decisions.record("item", answer)
+        # Dynamo would trace into a number that is followed, and break the graph there.
         return answer if is_compiled else followed(answer)
 
     def _listed(self, original: Callable[..., Any], tensor: torch.Tensor) -> Any:
@@ -197,7 +198,7 @@ class _Tensors:
         answer, guessed = decisions.ask(host, original)
         if guessed:
             decisions.note_read("tolist")
-        is_compiled = _is_compiled(sys._getframe(2))
+        is_compiled = sys._getframe(2).f_code in find("dynamo_output_codes")
         if guessed and (is_compiled or not tensor.dtype.is_floating_point):
             decisions.record("tolist", _first(answer))
         return followed(answer) if guessed and not is_compiled else answer
@@ -328,11 +329,6 @@ def _asking() -> FrameType | None:
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("fsdpbench."):
         frame = frame.f_back
     return frame
-
-
-def _is_compiled(frame: FrameType) -> bool:
-    """Return whether Dynamo made a frame's code: it cannot trace into a number that is followed."""
-    return frame.f_code in find("dynamo_output_codes")
 
 
 def _passing(answer: Any) -> Any:
