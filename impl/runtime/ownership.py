@@ -57,6 +57,8 @@ class Ignored:
         states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
     ) -> None:
         given: list[Any] = list(states or ())
+        if wrong := [each for each in given if not isinstance(each, nn.Module | torch.Tensor)]:
+            raise ValueError(f"ignored_params holds parameters, not {wrong[0]!r}")
         roots = [*modules, *(s for s in given if isinstance(s, nn.Module))]
         self.modules: set[nn.Module] = {inner for root in roots for inner in root.modules()}
         self.parameters: set[nn.Parameter] = {s for s in given if isinstance(s, nn.Parameter)}

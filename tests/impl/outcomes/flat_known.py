@@ -44,6 +44,7 @@ KNOWN = [
     Known("parameter_of_other_size", "RuntimeError", "AssertionError", "new data of another shape"),
     Known("deep_copy", "RuntimeError", "TypeError", "`copy.deepcopy` of a wrapper"),
     Known("written_.*", "done|AttributeError", "(Runtime|Assertion)Error", CHANGES),
+    Known("written_re(placed|moved)_.*", "done|AttributeError", "ValueError", CHANGES),
     Known("written_frozen_.*", "(Runtime|Assertion)Error", "done", FROZEN),
     # -- state dicts --
     Known("optimizer_.*(names|name)", "done|.*Error", "ValueError", NAMED),

@@ -12,6 +12,12 @@ KNOWN = [
     Known("sharded_ignored_text", "TypeError", "ValueError", "a ValueError names the argument"),
     Known("sharded_inside_of_flat", "RuntimeError", "done", "A `fully_shard` unit inside"),
     Known(
+        "sharded_written_(in_place|detached)_resharded",
+        "done.*",
+        "RuntimeError",
+        "Writing to sharded parameters between forward and backward",
+    ),
+    Known(
         "sharded_calls_reset_inner_first",
         "AttributeError",
         "done",

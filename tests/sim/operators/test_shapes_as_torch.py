@@ -145,7 +145,9 @@ def samples(own_only: bool) -> Iterator[tuple[str, Any, Any]]:
 
 def on(device: str) -> Callable[[Any], Any]:
     def moved(x: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) if x.is_cpu else x
+        if not x.is_cpu or x.layout is not torch.strided:
+            return x
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
     return lambda value: tree_map_only(torch.Tensor, moved, value)
 
