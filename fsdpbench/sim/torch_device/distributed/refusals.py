@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from fsdpbench.sim.torch_device.strict.words import error_text
+
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -55,29 +57,20 @@ def refuse_splits(sizes: Sequence[int] | None, tensor: torch.Tensor, ranks: int)
 def refuse_list(tensors: Sequence[torch.Tensor], ranks: int) -> None:
     """Raise unless there is one tensor a rank."""
     if len(tensors) != ranks:
-        raise ValueError(
-            f"Tensor list input to scatter/gather must match number of collective participants (got "
-            f"{len(tensors)} tensors for {ranks} ranks)"
-        )
+        raise ValueError(error_text("scatter.ranks", len(tensors), ranks))
 
 
 def refuse_sizes(tensors: Sequence[torch.Tensor], own: torch.Tensor, name: str) -> None:
     """Raise unless each tensor of `gather`'s or `scatter`'s list has the size of the own one."""
     for index, tensor in enumerate(tensors):
         if tensor.shape != own.shape:
-            raise ValueError(
-                f"ProcessGroupNCCL::{name}: invalid tensor size at index {index} (expected "
-                f"{tuple(own.shape)}, got {tuple(tensor.shape)})"
-            )
+            raise ValueError(error_text("nccl.size", name, index, tuple(own.shape), tuple(tensor.shape)))
 
 
 def refuse_count(tensors: Sequence[torch.Tensor], ranks: int, name: str, side: str) -> None:
     """Raise unless `gather`'s or `scatter`'s root has as many `tensors` as `ranks`."""
     if len(tensors) != ranks:
-        raise ValueError(
-            f"ProcessGroupNCCL::{name}: Incorrect {side} list size {len(tensors)}. {side.capitalize()} list "
-            f"size should be {ranks}, same as size of the process group."
-        )
+        raise ValueError(error_text("nccl.list", name, side, len(tensors), side.capitalize(), ranks))
 
 
 def refuse_point_to_point() -> NoReturn:

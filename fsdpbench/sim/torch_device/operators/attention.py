@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdpbench.sim.torch_device.strict.words import cpp_type, refuse_broadcast, sizes
+from fsdpbench.sim.torch_device.strict.words import cpp_type, error_text, refuse_broadcast, sizes
 from fsdpbench.sim.torch_device.tensors import is_on_device
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
@@ -84,10 +84,7 @@ def _choose_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     heads, key_heads = query.shape[1], key.shape[1]
     broadcast = 1 in (heads, key_heads) or key_heads != value.shape[1]
     if heads != key_heads and not broadcast and (not enable_gqa or heads % key_heads):
-        raise RuntimeError(
-            f"scaled_dot_product_attention: {heads} query heads and {key_heads} key heads; grouped queries "
-            "need enable_gqa=True and a whole number of query heads for each key head"
-        )
+        raise RuntimeError(error_text("attention.heads", heads, key_heads))
     grouped = enable_gqa and key_heads == value.shape[1] and heads % key_heads == 0
     if not query.shape[0] == key.shape[0] == value.shape[0] or (heads != key_heads and not grouped):
         return _COMPOSED
@@ -114,25 +111,13 @@ def _refuse_misfits(
 ) -> None:
     """Raise torch's errors of all devices."""
     if query.dtype is not key.dtype or query.dtype is not value.dtype:
-        raise RuntimeError(
-            "Expected query, key, and value to have the same dtype, but got query.dtype: "
-            f"{cpp_type(query)} key.dtype: {cpp_type(key)} and value.dtype: {cpp_type(value)} instead."
-        )
+        raise RuntimeError(error_text("attention.dtypes", cpp_type(query), cpp_type(key), cpp_type(value)))
     if query.device != key.device or query.device != value.device:
-        raise RuntimeError(
-            "Expected query, key, and value to have the same device type, but got query.device: "
-            f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
-        )
+        raise RuntimeError(error_text("attention.devices", query.device, key.device, value.device))
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
-        raise RuntimeError(
-            "Expected query, key, and value to all be  at least 2 dimensional, but got query.dim: "
-            f"{query.dim()}, key.dim: {key.dim()} and value.dim: {value.dim()} instead."
-        )
+        raise RuntimeError(error_text("attention.dimensions", query.dim(), key.dim(), value.dim()))
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
-        raise RuntimeError(
-            f"scaled_dot_product_attention: query of {sizes(query)}, key of {sizes(key)} and value of "
-            f"{sizes(value)}: query and key need rows of one length, key and value as many rows"
-        )
+        raise RuntimeError(error_text("attention.shapes", sizes(query), sizes(key), sizes(value)))
     refuse_broadcast(query.shape[:-3], key.shape[:-3])
     refuse_broadcast(query.shape[:-3], value.shape[:-3])
     if mask is None:
@@ -144,10 +129,7 @@ def _refuse_misfits(
             "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"
         )
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        raise RuntimeError(
-            "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
-            f"{cpp_type(mask)} and  query.dtype: {cpp_type(query)} instead."
-        )
+        raise RuntimeError(error_text("attention.mask", cpp_type(mask), cpp_type(query)))
 
 
 def _prepare_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

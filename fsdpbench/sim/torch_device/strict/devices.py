@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from fsdpbench.sim.torch_device.strict.words import Arguments, packet_of
+from fsdpbench.sim.torch_device.strict.words import Arguments, error_text, packet_of
 from fsdpbench.sim.torch_device.tensors import is_on_device
 
 _LIST = "packaged/ATen/native/native_functions.yaml"
@@ -92,10 +92,7 @@ def _as_wrapper(method: str, arguments: Arguments, operator: Any) -> None:
 
 
 def _refuse_argument(name: str, tensor: torch.Tensor, common: torch.device, method: str) -> NoReturn:
-    raise RuntimeError(
-        f"Expected all tensors to be on the same device, but got {name} is on {tensor.device}, different "
-        f"from other tensors on {common} (when checking argument in method {method})"
-    )
+    raise RuntimeError(error_text("devices.method", name, tensor.device, common, method))
 
 
 def _as_iterator(tensors: list[tuple[bool, torch.Tensor]], numbers: int) -> None:
@@ -111,10 +108,7 @@ def _as_iterator(tensors: list[tuple[bool, torch.Tensor]], numbers: int) -> None
             if numbers < 0:
                 raise RuntimeError("Trying to pass too many CPU scalars to non-CPU kernel!")
             continue
-        raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{common} and {tensor.device}!"
-        )
+        raise RuntimeError(error_text("devices.two", common, tensor.device))
 
 
 def _columns(arguments: Arguments, written: set[str]) -> Iterator[list[tuple[bool, torch.Tensor]]]:
@@ -147,10 +141,7 @@ def _indexed(arguments: Arguments) -> None:
     tensor = arguments["self"]
     for index in arguments["indices"]:
         if isinstance(index, torch.Tensor) and not index.is_cpu and index.device != tensor.device:
-            raise RuntimeError(
-                "indices should be either on cpu or on the same device as the indexed tensor "
-                f"({tensor.device})"
-            )
+            raise RuntimeError(error_text("devices.indices", tensor.device))
     values = arguments.get("values")
     if isinstance(values, torch.Tensor):
         _as_iterator([(True, tensor), (False, values)], 1)
@@ -159,10 +150,7 @@ def _indexed(arguments: Arguments) -> None:
 def _masked(arguments: Arguments) -> None:
     tensor, mask = arguments["self"], arguments["mask"]
     if tensor.device != mask.device:
-        raise RuntimeError(
-            f"expected self and mask to be on the same device, but got mask on {mask.device} and self on "
-            f"{tensor.device}"
-        )
+        raise RuntimeError(error_text("devices.mask", mask.device, tensor.device))
 
 
 def _not_here(arguments: Arguments) -> None:

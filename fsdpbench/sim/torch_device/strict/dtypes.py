@@ -17,6 +17,7 @@ from fsdpbench.base.files.documents import rows_beside, typed_rows
 from fsdpbench.sim.torch_device.strict.words import (
     Arguments,
     cpp_type,
+    error_text,
     legacy_type,
     name_of,
     scalar_type,
@@ -56,9 +57,7 @@ def _refuse_layout(a: torch.Tensor, b: torch.Tensor) -> None:
     if not (b.stride(0) == 1 and b.stride(1) > 1):
         raise RuntimeError(f"mat2 must be col_major, got stride {b.stride()}")
     if a.shape[1] % 16:
-        raise RuntimeError(
-            f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: ({_by(a)})."
-        )
+        raise RuntimeError(error_text("scaled.trailing", _by(a)))
     if b.shape[0] % 16 or b.shape[1] % 16:
         raise RuntimeError(f"mat2 shape ({_by(b)}) must be divisible by 16")
 
@@ -85,10 +84,7 @@ def _refuse_scales(
         _refuse_blocks(a, b, of_a, of_b)
         return
     if a.dtype is FP4 or of_a.dtype is not torch.float32 or of_b.dtype is not torch.float32:
-        raise ValueError(
-            f"Invalid scaling configuration: scales of {of_a.dtype} and {of_b.dtype} for {a.dtype}; float32 "
-            "scales a tensor or its rows in fp8, float8_e8m0fnu and float8_e4m3fn blocks"
-        )
+        raise ValueError(error_text("scaled.kinds", of_a.dtype, of_b.dtype, a.dtype))
     by_rows = tuple(of_a.shape) == (a.shape[0], 1) and tuple(of_b.shape) == (1, b.shape[1])
     if of_a.numel() == of_b.numel() == 1:
         return
@@ -99,11 +95,7 @@ def _refuse_scales(
             raise RuntimeError("Both scale_a and scale_b must be contiguous for rowwise scaling.")
         return
     if of_a.dim() != 2 or of_b.dim() != 2 or of_a.shape[1] != ceil(a.shape[1] / 128):
-        raise ValueError(
-            "Invalid scaling configuration. For tensorwise scaling, both scales should be scalar. For "
-            f"rowwise scaling, scale_a should be ({a.shape[0]}, 1), scale_b should be (1, {b.shape[1]}). Got "
-            f"scale_a.size()={sizes(of_a)} and scale_b.size()={sizes(of_b)}"
-        )
+        raise ValueError(error_text("scaled.shapes", a.shape[0], b.shape[1], sizes(of_a), sizes(of_b)))
 
 
 def _refuse_blocks(a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor) -> None:
@@ -115,10 +107,7 @@ def _refuse_blocks(a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: t
     for name, rows, scales in (("scale_a", a.shape[0], of_a), ("scale_b", b.shape[1], of_b)):
         wanted = 128 * ceil(rows / 128) * 4 * ceil(ceil(summed / block) / 4)
         if scales.numel() != wanted:
-            raise ValueError(
-                f"Invalid blockwise scaling configuration. {name} should have {wanted} elements, got "
-                f"{scales.numel()}."
-            )
+            raise ValueError(error_text("scaled.blocks", name, wanted, scales.numel()))
         if not scales.is_contiguous():
             raise RuntimeError(f"{name} must be contiguous")
 
@@ -144,9 +133,7 @@ def refuse_narrower(operator: Any, arguments: Arguments) -> None:
         inexact = result.is_floating_point or result.is_complex
         result = result if inexact else torch.get_default_dtype()
     if not torch.can_cast(result, target.dtype):
-        raise RuntimeError(
-            f"result type {name_of(result)} can't be cast to the desired output type {name_of(target.dtype)}"
-        )
+        raise RuntimeError(error_text("result_type", name_of(result), name_of(target.dtype)))
 
 
 _DIVISION = "aten::div_"
@@ -195,9 +182,7 @@ def _convolution(arguments: Arguments) -> None:
             continue
         if other.device != x.device or other.dtype is not x.dtype:
             type_of = cpp_type if other.device == x.device else legacy_type
-            raise RuntimeError(
-                f"Input type ({type_of(x)}) and {name} type ({type_of(other)}) should be the same"
-            )
+            raise RuntimeError(error_text("input_types", type_of(x), name, type_of(other)))
 
 
 def _index(arguments: Arguments) -> None:

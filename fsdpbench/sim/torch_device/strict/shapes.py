@@ -13,7 +13,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from fsdpbench.sim.torch_device.strict.words import Arguments, refuse_broadcast, scalar_type, sizes
+from fsdpbench.sim.torch_device.strict.words import (
+    Arguments,
+    error_text,
+    refuse_broadcast,
+    scalar_type,
+    sizes,
+)
 from fsdpbench.sim.torch_device.tensors import meta_twin
 
 Rule = Callable[[Arguments], None]
@@ -24,9 +30,7 @@ def _dimension(arguments: Arguments) -> None:
     tensor, dim = arguments["self"], arguments["dim"]
     count = max(tensor.dim(), 1)
     if isinstance(dim, int) and not -count <= dim < count:
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-count}, {count - 1}], but got {dim})"
-        )
+        raise IndexError(error_text("dimension", -count, count - 1, dim))
 
 
 def _addend(arguments: Arguments, *, first: str, second: str) -> None:
@@ -44,23 +48,16 @@ def _convolution(arguments: Arguments) -> None:
     _refuse_dimensions(x, weight, arguments["stride"])
     kind = "Given transposed=1" if transposed else f"Given groups={groups}"
     if weight.shape[0] % groups:
-        raise RuntimeError(
-            f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0, but got "
-            f"weight of size [{sizes(weight)}] instead"
-        )
+        raise RuntimeError(error_text("convolution.groups", groups, groups, sizes(weight)))
     wanted = weight.shape[0] if transposed else weight.shape[1] * groups
     if x.shape[1] != wanted:
         raise RuntimeError(
-            f"{kind}, weight of size {sizes(weight)}, expected input{sizes(x)} to have {wanted} channels, "
-            f"but got {x.shape[1]} channels instead"
+            error_text("convolution.channels", kind, sizes(weight), sizes(x), wanted, x.shape[1])
         )
     outputs = weight.shape[1] * groups if transposed else weight.shape[0]
     if isinstance(bias, torch.Tensor) and tuple(bias.shape) != (outputs,):
         given = "Given transposed=1, weight" if transposed else "Given weight"
-        raise RuntimeError(
-            f"{given} of size {sizes(weight)}, expected bias to be 1-dimensional with {outputs} elements, "
-            f"but got bias of size {sizes(bias)} instead"
-        )
+        raise RuntimeError(error_text("convolution.bias", given, sizes(weight), outputs, sizes(bias)))
 
 
 def _refuse_dimensions(x: torch.Tensor, weight: torch.Tensor, stride: list[int]) -> None:
@@ -68,14 +65,10 @@ def _refuse_dimensions(x: torch.Tensor, weight: torch.Tensor, stride: list[int])
         raise RuntimeError("weight should have at least three dimensions")
     spatial = weight.dim() - 2
     if len(stride) not in (1, spatial):
-        raise RuntimeError(
-            f"expected stride to be a single integer value or a list of {spatial} values to match the "
-            f"convolution dimensions, but got stride={list(stride)}"
-        )
+        raise RuntimeError(error_text("convolution.stride", spatial, list(stride)))
     if x.dim() != weight.dim():
         raise RuntimeError(
-            f"Expected {weight.dim()}-dimensional input for {weight.dim()}-dimensional weight "
-            f"{sizes(weight)}, but got {x.dim()}-dimensional input of size {sizes(x)} instead"
+            error_text("convolution.dimensions", weight.dim(), weight.dim(), sizes(weight), x.dim(), sizes(x))
         )
 
 
@@ -97,19 +90,13 @@ def _vectors(arguments: Arguments) -> None:
 def _index_add(arguments: Arguments) -> None:
     tensor, index, source = arguments["self"], arguments["index"], arguments["source"]
     if index.dim() > 1:
-        raise IndexError(
-            f"index_add_(): Index is supposed to be a vector, but got dim: {index.dim()} with type: "
-            f"{scalar_type(index)} and size: {sizes(index)}"
-        )
+        raise IndexError(error_text("index_add.vector", index.dim(), scalar_type(index), sizes(index)))
     if tensor.dim() == 0 or source.dim() == 0:
         return
     dim = arguments["dim"] % tensor.dim()
     others = [[size for at, size in enumerate(t.shape) if at != dim] for t in (tensor, source)]
     if others[0] != others[1]:
-        raise RuntimeError(
-            "source tensor shape must match self tensor shape, excluding the specified dimension. Got "
-            f"self.shape = {sizes(tensor)} source.shape = {sizes(source)}"
-        )
+        raise RuntimeError(error_text("index_add.shape", sizes(tensor), sizes(source)))
 
 
 def _index(arguments: Arguments) -> None:
@@ -133,10 +120,7 @@ def _normalised_channels(arguments: Arguments) -> None:
     for name, tensor in (("weight", weight), ("bias", bias)):
         if isinstance(tensor, torch.Tensor) and (tensor.dim() != 1 or tensor.numel() != channels):
             shape = sizes(weight if isinstance(weight, torch.Tensor) else tensor)
-            raise RuntimeError(
-                f"Expected {name} to be a vector of size equal to the number of channels in input, but got "
-                f"{name} of shape {shape} and input of shape {sizes(x)}"
-            )
+            raise RuntimeError(error_text("group_norm", name, name, shape, sizes(x)))
 
 
 def _index_select(arguments: Arguments) -> None:
@@ -144,9 +128,7 @@ def _index_select(arguments: Arguments) -> None:
     if index.dim() > 1:
         raise IndexError("index_select(): Index is supposed to be a vector")
     if tensor.dim() == 0 and index.numel() != 1:
-        raise RuntimeError(
-            f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)"
-        )
+        raise RuntimeError(error_text("index_select.scalar", index.numel()))
 
 
 def _index_copy(arguments: Arguments) -> None:
@@ -158,15 +140,9 @@ def _index_copy(arguments: Arguments) -> None:
     if source.dim() == 0 and count != 1:
         raise IndexError(f"index_copy_(): When source is scalar, index should have one element (got {count})")
     if source.dim() and tensor.dim() and source.dim() != tensor.dim():
-        raise IndexError(
-            "index_copy_(): When source and destination are not scalars, their dimensionality must match. "
-            f"Source dimensionality ({source.dim()}), destination dimensionality ({tensor.dim()})"
-        )
+        raise IndexError(error_text("index_copy.dimensions", source.dim(), tensor.dim()))
     if source.dim() and tensor.dim() and source.shape[arguments["dim"]] != count:
-        raise IndexError(
-            f"index_copy_(): Number of indices ({count}) should be equal to source.size(dim) "
-            f"({source.shape[arguments['dim']]})"
-        )
+        raise IndexError(error_text("index_copy.count", count, source.shape[arguments["dim"]]))
     _same_slices(tensor, source, arguments["dim"])
 
 
@@ -178,10 +154,7 @@ def _same_slices(tensor: torch.Tensor, source: torch.Tensor, dim: int) -> None:
     into, found = ([*shape[:dim], *shape[dim + 1 :]] for shape in (tensor.shape, source.shape))
     if into != found:
         words = [" ".join(map(str, shape)) for shape in (into, found)]
-        raise RuntimeError(
-            "index_copy_(): Source/destination tensor must have same slice shapes. Destination slice shape: "
-            f"{words[0]} at dimension {dim} and source slice shape: {words[1]} at dimension 0."
-        )
+        raise RuntimeError(error_text("index_copy.slices", words[0], dim, words[1]))
 
 
 def _argument_of_extremum(arguments: Arguments) -> None:
@@ -205,10 +178,7 @@ def _index_put(arguments: Arguments) -> None:
     try:
         torch.empty(values.shape, device="meta").expand(indexed.shape)
     except RuntimeError:
-        raise RuntimeError(
-            f"shape mismatch: value tensor of shape {sizes(values)} cannot be broadcast to indexing result "
-            f"of shape {sizes(indexed)}"
-        ) from None
+        raise RuntimeError(error_text("index_put", sizes(values), sizes(indexed))) from None
 
 
 def refuse_mask(tensor: torch.Tensor, mask: torch.Tensor, place: int) -> None:
@@ -216,10 +186,7 @@ def refuse_mask(tensor: torch.Tensor, mask: torch.Tensor, place: int) -> None:
     for axis, size in enumerate(mask.shape):
         at = place + axis
         if at >= tensor.dim() or tensor.shape[at] != size:
-            raise IndexError(
-                f"The shape of the mask {sizes(mask)} at index {axis} does not match the shape of the "
-                f"indexed tensor {sizes(tensor)} at index {at}"
-            )
+            raise IndexError(error_text("mask", sizes(mask), axis, sizes(tensor), at))
 
 
 def _scattered(arguments: Arguments, *, cut: Callable[[torch.Tensor, Arguments], torch.Tensor]) -> None:
@@ -227,10 +194,7 @@ def _scattered(arguments: Arguments, *, cut: Callable[[torch.Tensor, Arguments],
     source = arguments["src"]
     part = cut(torch.empty(arguments["self"].shape, device="meta"), arguments)
     if part.shape != source.shape:
-        raise RuntimeError(
-            "expected src to have a size equal to the slice of self. src size = "
-            f"{sizes(source)}, slice size = {sizes(part)}"
-        )
+        raise RuntimeError(error_text("select_scatter", sizes(source), sizes(part)))
 
 
 SHAPE_RULES: dict[str, Rule] = {
