@@ -198,7 +198,7 @@ class _Running:
             elif found.keeps_own:
                 longer = Task(Way.SHARDED, _MOST_STEPS)
                 run = run_ranks(request.config, folder / "longer", ranks, request.limit_s, longer)
-                gradients.require_apart(run, _MOST_STEPS)
+                gradients.require_apart(run, min(step for *_, step, _ in found.findings), _MOST_STEPS)
             lines, right = found.lines(), len(found.compared - found.wrong - found.hidden)
             notes = ["summed over ranks, as the loss asks"] * pair.summed
             notes.append(", ".join(sharded.notes) or "model as it is")

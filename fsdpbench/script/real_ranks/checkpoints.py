@@ -9,16 +9,21 @@ The files are in the layer of the run; the second run gets a copy of it.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.optim.lr_scheduler import LRScheduler
 
 from fsdpbench.base.writing import write_whole
 from fsdpbench.script.interposing import around
@@ -69,6 +74,8 @@ class CheckpointWatch(Watch):
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, resumes: bool) -> None:
         super().__init__(own_files, folder, rank, steps)
         self._resumes = resumes
+        self._schedules = list[LRScheduler]()
+        around(LRScheduler, "__init__", self._scheduling)
         self._state: State | None = None
         self._first = ""
         self._place = ""
@@ -76,6 +83,10 @@ class CheckpointWatch(Watch):
             around(owner, name, self._saving)
         for owner, name in ((dcp, "load"), (torch, "load")):
             around(owner, name, self._loading)
+
+    def _scheduling(self, original: Callable[..., Any], schedule: Any, *args: Any, **kwargs: Any) -> None:
+        original(schedule, *args, **kwargs)
+        self._schedules.append(schedule)
 
     def _saving(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         marker = self.folder / _SAVED
@@ -113,6 +124,7 @@ class CheckpointWatch(Watch):
         rates = [float(group["lr"]) for each in self._optimizers for group in each.param_groups]
         steps = [float(state["step"]) for state in every if "step" in state]
         counts = {"step": max(steps, default=0.0), "learning rate": rates[0] if rates else 0.0}
+        counts["the next learning rate of the schedule"] = sum(map(_next_rate, self._schedules))
         return State(weights, states, counts, self.count, place, self._first)
 
     def _as_gradients(self, kind: str) -> dict[str, Piece | None]:
@@ -159,3 +171,14 @@ class CheckpointWatch(Watch):
         steps = 0 if self._resumes else state.steps  # loading may step an optimizer, to make its states
         keep(state, _path(self.folder, steps, self.rank))
         self._state = None
+
+
+def _next_rate(schedule: Any) -> float:
+    """Return the learning rate that a schedule's next step will set; it takes none."""
+    ahead = copy.copy(schedule)
+    groups = [dict(group) for group in schedule.optimizer.param_groups]
+    ahead.optimizer, ahead.last_epoch = SimpleNamespace(param_groups=groups), schedule.last_epoch + 1
+    with warnings.catch_warnings(), contextlib.suppress(Exception):  # of a class of the script's own
+        warnings.simplefilter("ignore")
+        return float(ahead.get_lr()[0])
+    return 0.0
