@@ -209,8 +209,8 @@ class _Step:
 
     @cached_property
     def held(self) -> list[str]:
-        """Return the trained parameters that the sharded run has, without those that the script itself makes of
-        other tensors. Raises `CannotJudgeError` if that are all."""
+        """Return the trained parameters that the sharded run has, without those that the script itself makes
+        of other tensors. Raises `CannotJudgeError` if that are all."""
         now, after = (weights_of(rank.held for rank in each) for each in (self.sharded, self.after))
         found = sorted(self.mean.keys() & {name for rank in self.sharded for name in rank.held})
         own = [name for name in found if any(name in rank.optimized for rank in self.sharded)]

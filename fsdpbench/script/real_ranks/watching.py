@@ -138,10 +138,16 @@ class Watch:
             if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
                 around(dist, name, self._calling)
         around(torch.autograd, "backward", self._around_backward)
+        around(torch.func, "functional_call", self._with_other_weights)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         register_module_forward_pre_hook(self._forward)
+
+    def _with_other_weights(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._begins and self._optimizers and torch.is_grad_enabled():
+            raise NotComparedError("a step that begins with functional_call, and its own weights,")
+        return original(*args, **kwargs)
 
     def begin(self) -> None:
         """Do what belongs before the first forward of a step."""
