@@ -51,6 +51,8 @@ class Compared:
     epsilon: float = 0.0
     hook: str = ""
     """The line of the script's own hook that communicates gradients."""
+    of_sums: bool = False
+    """Whether no loss is divided by anything: then gradients may be added over ranks or averaged."""
 
     @property
     def may_be_compressed(self) -> bool:
@@ -58,6 +60,12 @@ class Compared:
         what = [what for what, *_ in self.findings]
         differs = any("gradient differs by" in each for each in what)
         return bool(self.hook) and differs and all(map(_DOUBTFUL.search, what))
+
+    @property
+    def may_be_summed(self) -> bool:
+        """Return whether all that was found is that gradients of sums are not averaged."""
+        what = [what for what, *_ in self.findings]
+        return self.of_sums and bool(what) and all("not divided by the" in each for each in what)
 
     @property
     def keeps_own(self) -> bool:
@@ -108,6 +116,8 @@ def compare(pair: Pair) -> Compared:
     found.trained = {name for step in steps for name in step.mean}
     found.epsilon = max(step.first.computes for step in steps)
     found.hook = max(rank.hook for step in steps for rank in step.sharded)
+    terms = [term for step in steps for each in step.first.divided for term in each.terms.values()]
+    found.of_sums = bool(terms) and max(abs(term.divisor) for term in terms) <= 1
     noise = _noise(steps, pair)
     weights = weights_of(rank.held for rank in steps[0].sharded)
     differ = "ranks begin with different weights"
@@ -291,8 +301,10 @@ class _Step:
 
     def compensates(self, name: str) -> bool:
         """Return whether the script multiplies a gradient after backward, and makes it right by that."""
-        pieces = self.read_gradients(name, 1.0) if self.factor > 1.5 else []
-        return len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
+        before, read, ranks = whole(self.gradients(name)), self.read(name), len(self.sharded)
+        by = _ratio(read.values, before.values) if before is not None and read is not None else 1.0
+        pieces = self.read_gradients(name, 1.0) if self.factor > 1.5 or abs(by * ranks - 1) < 0.01 else []
+        return len(pieces) == ranks and is_right(pieces, self.known(name))
 
     @cached_property
     def factor(self) -> float:
@@ -341,10 +353,13 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
         return ""
     later = step.read_gradients(name, step.factor)
     if len(later) == len(pieces) and not _alike(later, present):
-        made_of_right_ones = not step.by_hand and not step.scales(name) and step.reads_alike(name, step.share)
-        if made_of_right_ones or is_right(later, known):
-            return ""  # reduced by the script itself
-        present = present if step.scales(name) else later
+        scales = step.scales(name)
+        if not step.by_hand and not scales and step.reads_alike(name, step.share):
+            return ""  # made of right ones
+        if is_right(later, known):  # reduced by the script itself, or scaled to one norm
+            what = explain(present, known, None) if scales and not step.by_hand else ""
+            return f"gradient {what}" if "divided by the" in what else ""
+        present = present if scales else later
     what = explain(present, known, None if before is None else before.gradients(name))
     if not what and present is later and step.reads_alike(name, step.share):
         raise CannotJudgeError(f"the script itself reduces gradients and changes them, such as {name}'s")
