@@ -301,10 +301,13 @@ class _Step:
 
     def compensates(self, name: str) -> bool:
         """Return whether the script multiplies a gradient after backward, and makes it right by that."""
-        before, read, ranks = whole(self.gradients(name)), self.read(name), len(self.sharded)
-        by = _ratio(read.values, before.values) if before is not None and read is not None else 1.0
-        pieces = self.read_gradients(name, 1.0) if self.factor > 1.5 or abs(by * ranks - 1) < 0.01 else []
-        return len(pieces) == ranks and is_right(pieces, self.known(name))
+        read = self.read_gradients(name, 1.0) if self.factor > 1.5 else []
+        before = self.gradients(name)
+        clips = [(rank.unclipped or rank.clipped or {}).get(name) for rank in self.sharded]
+        if not self.by_hand and None not in (*before, *clips):
+            held = [each for each in before if each is not None]
+            read = read if is_right(held, self.known(name)) else [each for each in clips if each is not None]
+        return len(read) == len(self.sharded) and is_right(read, self.known(name))
 
     @cached_property
     def factor(self) -> float:

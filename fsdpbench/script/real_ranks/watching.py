@@ -63,6 +63,8 @@ class StepRecord:
 
     held: Mapping[str, Held]
     clipped: Mapping[str, Piece | None] | None = None
+    unclipped: Mapping[str, Piece | None] = field(default_factory=dict)
+    """Gradients before torch clips them by their norm."""
     losses: list[float] = field(default_factory=list)
     divided: list[Divided] = field(default_factory=list)
     """What the loss of each backward is divided by."""
@@ -365,9 +367,16 @@ class ShardedWatch(Watch):
         around(parallel, "parallelize_module", _refusing)
         around(dist, "new_group", self._grouping)
         around(DeviceMesh, "__init__", self._meshing)
+        for clips in (nn.utils, nn.utils.clip_grad, FullyShardedDataParallel):
+            around(clips, "clip_grad_norm_", self._clipping)
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
         super().__init__(own_files, folder, rank, steps)
+
+    def _clipping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self.record.unclipped:
+            self.record.unclipped = {name: each.gradient for name, each in self.held().items()}
+        return original(*args, **kwargs)
 
     def _grouping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         every = range(dist.get_world_size())
