@@ -146,7 +146,7 @@ def compare(pair: Pair) -> Compared:
         raise CannotJudgeError(f"an optimizer takes no step in the first {len(steps)}")
     if not found.trained and not found.findings:
         raise CannotJudgeError(
-            "the script's steps have no backward() of its parameters' gradients, as torch.func has none"
+            "no gradient of a parameter was seen in a backward(): torch.func and autograd.grad have none"
         )
     return found
 

@@ -22,7 +22,8 @@ _MEAN = 1
 _OF_SUM = re.compile(r"/(?:Add|Sub)\d")
 _ROUNDED, _ALL_WHOLE = (torch.bfloat16, torch.float16), 128
 """From here on each number of bfloat16 is whole: it says nothing of a divisor."""
-_SINGLE = torch.finfo(torch.float32).eps
+_SINGLE, _LEAST = torch.finfo(torch.float32).eps, 8
+"""From the second on, the inverse of a factor is a number of elements if it is whole; others weigh."""
 _EVEN = 0.01
 """The share by which numbers of elements may differ: an element weighs at most that much more."""
 _ROUNDING = 1e-5
@@ -102,7 +103,7 @@ def _divisor(kind: str, other: Any, factor: float) -> tuple[float, float]:
     """Return by what `other` divides as a number of elements, and what it makes of the `factor`."""
     value = float(other) or 1.0
     inverse = 1 / value
-    if kind == "Mul" and inverse > 1 and abs(inverse - round(inverse)) <= _SINGLE * inverse:
+    if kind == "Mul" and inverse >= _LEAST and abs(inverse - round(inverse)) <= _SINGLE * inverse:
         return float(round(inverse)), factor
     rounded = isinstance(other, torch.Tensor) and other.dtype in _ROUNDED and abs(value) >= _ALL_WHOLE
     if kind == "Mul" or rounded:
