@@ -22,8 +22,6 @@ _MEAN = 1
 _OF_SUM = re.compile(r"/(?:Add|Sub)\d")
 _ROUNDED, _ALL_WHOLE = (torch.bfloat16, torch.float16), 128
 """From here on each number of bfloat16 is whole: it says nothing of a divisor."""
-_SINGLE, _LEAST = torch.finfo(torch.float32).eps, 8
-"""From the second on, the inverse of a factor is a number of elements if it is whole; others weigh."""
 _EVEN = 0.01
 """The share by which numbers of elements may differ: an element weighs at most that much more."""
 _ROUNDING = 1e-5
@@ -73,8 +71,12 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
         if (len(below) > 1 and None not in below) or (which and kind == "Div"):
             return  # a ratio or a product of two losses
         if isinstance(other, (int, float)) or other.ndim == 0:
-            divisor, factor = _divisor(kind, other, factor)
-            more = factor, parts * divisor
+            value = float(other) or 1.0
+            rounded = isinstance(other, torch.Tensor) and other.dtype in _ROUNDED and abs(value) >= _ALL_WHOLE
+            if kind == "Mul" or rounded:
+                more = factor * value if kind == "Mul" else factor / value, parts
+            else:
+                more = factor, parts * value
             yield from _terms(below[which], *more, path)
     elif kind in _PASSING:
         yield from _terms(below[0], factor, parts, path)
@@ -97,18 +99,6 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
         above, divided, below_it = path.rpartition("/Div")  # sums of chunks that are divided together are one
         path = above + divided + (_OF_SUM.sub("", below_it) if divided else below_it)
         yield path, Term(count, abs(factor * count / parts), parts / factor)
-
-
-def _divisor(kind: str, other: Any, factor: float) -> tuple[float, float]:
-    """Return by what `other` divides as a number of elements, and what it makes of the `factor`."""
-    value = float(other) or 1.0
-    inverse = 1 / value
-    if kind == "Mul" and inverse >= _LEAST and abs(inverse - round(inverse)) <= _SINGLE * inverse:
-        return float(round(inverse)), factor
-    rounded = isinstance(other, torch.Tensor) and other.dtype in _ROUNDED and abs(value) >= _ALL_WHOLE
-    if kind == "Mul" or rounded:
-        return 1.0, factor * value if kind == "Mul" else factor / value
-    return value, factor
 
 
 def _counted(node: Any, parts: float, passing: Sequence[str]) -> tuple[float, float]:

@@ -74,7 +74,6 @@ Of = Callable[[torch.Tensor, int], torch.Tensor]
 """The loss of some rows, in a microbatch of a number."""
 RIGHT: dict[str, Of] = {
     "a curriculum": lambda x, n: F.mse_loss(x[:3], x[:3].detach() + 1) * (0.5 + n),
-    "a curriculum of halves": lambda x, n: x[:3].square().sum() * 0.5 ** (n + 1),
     "an annealed sum": lambda x, n: x[:3].square().mean() + 0.1 * (n + 1) * x[:3].square().sum(),
     "weighed by rows": lambda x, n: x.square().mean() * (len(x) / 4.5),
     "a sum over the mean count": lambda x, n: x.square().sum() / 31.5,
@@ -113,7 +112,6 @@ WRONG: dict[str, Of] = {
     "a share of a mask": lambda x, n: (x[0, :6] * masked(n)).mean() / masked(n).mean(),
     "means": lambda x, n: x.square().mean() / 2,
     "counted sums": lambda x, n: x.square().sum() / len(x),
-    "sums times the inverse of their count": lambda x, n: x.square().sum() * (1 / torch.tensor(x.numel())),
     "a curriculum of means": lambda x, n: x.square().mean() * (3 - n),
     "beside an even penalty": lambda x, n: x.square().mean() + 0.1 * x[:2].square().mean(),
     "ignored targets": lambda x, n: F.cross_entropy(x, TARGET[: len(x)]) + x[:2].square().mean(),
