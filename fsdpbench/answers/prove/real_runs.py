@@ -177,21 +177,13 @@ def _write_weights(records: list[StepRecord], after: list[StepRecord], path: Pat
 
 
 def _is_summed(config: Config, folder: Path, sharded: RealRun, weights: Path, timeout_s: float) -> bool:
-    """Return whether a rank's loss is its part of a sum: one rank's alone is `ranks` times as large, or
-    divided by so much less."""
+    """Return whether a rank's loss is its part of a sum: one rank's alone is `ranks` times as large, and not
+    the same on the same data."""
     alone = run_ranks(config, folder / "alone", 1, timeout_s, Task(Way.UNSHARDED, 1, weights))
-    first, own = alone.records(0), sharded.records(0)
-    values = [abs(sum(each.losses)) for each in first + own]
-    if not first or not own or not min(values):
+    records, others = alone.records(0), sharded.records(0)
+    first, own = ([abs(sum(each.losses)) for each in every] for every in (records, others))
+    if not first or not own or not min(first + own):
         return False
-    shares = [share for each in first + own if (share := _share(each))]
-    if len(shares) < len(values):
-        shares = [1 / value for value in values]
-    return abs(math.log2(sum(shares[1:]) / len(own) / shares[0] / sharded.ranks)) < 0.5
-
-
-def _share(record: StepRecord) -> float:
-    """Return what the main terms of a rank's losses are divided by, for each sample; 0 if one is unknown."""
-    terms = [max(each.terms.values(), key=lambda term: term.weight, default=None) for each in record.divided]
-    divisors = [abs(term.divisor) / record.summands for term in terms if term is not None]
-    return sum(divisors) / len(terms) if terms and len(divisors) == len(terms) else 0.0
+    if records[0].inputs == others[0].inputs and math.isclose(first[0], own[0], rel_tol=0.01):
+        return False
+    return abs(math.log2(first[0] / (sum(own) / len(own)) / sharded.ranks)) < 0.5

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import os
 import sys
 import warnings
@@ -74,8 +75,6 @@ class CheckpointWatch(Watch):
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, resumes: bool) -> None:
         super().__init__(own_files, folder, rank, steps)
         self._resumes = resumes
-        self._schedules = list[LRScheduler]()
-        around(LRScheduler, "__init__", self._scheduling)
         self._state: State | None = None
         self._first = ""
         self._place = ""
@@ -83,10 +82,6 @@ class CheckpointWatch(Watch):
             around(owner, name, self._saving)
         for owner, name in ((dcp, "load"), (torch, "load")):
             around(owner, name, self._loading)
-
-    def _scheduling(self, original: Callable[..., Any], schedule: Any, *args: Any, **kwargs: Any) -> None:
-        original(schedule, *args, **kwargs)
-        self._schedules.append(schedule)
 
     def _saving(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         marker = self.folder / _SAVED
@@ -124,7 +119,8 @@ class CheckpointWatch(Watch):
         rates = [float(group["lr"]) for each in self._optimizers for group in each.param_groups]
         steps = [float(state["step"]) for state in every if "step" in state]
         counts = {"step": max(steps, default=0.0), "learning rate": rates[0] if rates else 0.0}
-        counts["the next learning rate of the schedule"] = sum(map(_next_rate, self._schedules))
+        schedules = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
+        counts["the next learning rate of the schedule"] = sum(map(_next_rate, schedules))
         return State(weights, states, counts, self.count, place, self._first)
 
     def _as_gradients(self, kind: str) -> dict[str, Piece | None]:

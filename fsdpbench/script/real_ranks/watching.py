@@ -194,9 +194,7 @@ class Watch:
         if name == "all_reduce" and torch.is_grad_enabled() and args and args[0].grad_fn is not None:
             args = (args[0].detach().clone(), *args[1:])  # a loss whose gradient would not follow
         if self._own_files.has(caller) and (self.record.losses or self._stepping):
-            self._by_hand(
-                name, [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-            )
+            self._by_hand(name, *args, *kwargs.values())
         done = original(*args, **kwargs)
         if done is not None and self._depth:
             done.wait()  # gradients are read behind the backward
@@ -209,15 +207,14 @@ class Watch:
         self.record.gathers |= self.adds(name, frame, _GATHERS)
         return done
 
-    def _by_hand(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+    def _by_hand(self, name: str, *arguments: Any) -> None:
         """Note that the script itself sends tensors; a vote of signs has whole numbers, 8 in a byte."""
-        sent = tensors[-1].detach() if tensors else torch.zeros(())
-        self._reduces_by_hand |= name in _REDUCTIONS and sent.numel() > 1
+        sent = [each.detach() for each in arguments if isinstance(each, torch.Tensor)][-1:]
         largest = max((each.numel() for each in self._optimized().values()), default=1)
-        if 1 < largest <= 8 * sent.numel() and torch.equal(
-            sent, sent.round() if sent.is_floating_point() else sent
-        ):
-            self._votes = self._own_files.line() or "?"
+        for each in sent if largest > 1 else ():
+            self._reduces_by_hand |= name in _REDUCTIONS and each.numel() > 1
+            if largest <= 8 * each.numel() and torch.equal(each, each.double().round().to(each.dtype)):
+                self._votes = self._own_files.line() or "?"
 
     def adds(self, name: str, caller: FrameType, names: Sequence[str] = ("all_reduce",)) -> bool:
         """Return whether a call is one of the collectives `names` by the script itself, behind a backward."""

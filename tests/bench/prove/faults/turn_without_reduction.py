@@ -11,8 +11,10 @@ generator, discriminator = (DistributedDataParallel(Net().to(DEVICE)) for _ in r
 generates, judges = (torch.optim.Adam(each.parameters(), lr=1e-3) for each in (generator, discriminator))
 for step in range(STEPS):
     real, noise = batch(rank, step)
+    with torch.no_grad():
+        made = generator(noise)
     judges.zero_grad()
-    (discriminator(generator(noise).detach()) - discriminator(real)).mean().backward()
+    (discriminator(made) - discriminator(real)).mean().backward()
     judges.step()
     generates.zero_grad()
     with generator.no_sync() if FAULT else contextlib.nullcontext():
