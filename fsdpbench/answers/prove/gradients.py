@@ -174,7 +174,9 @@ def require_apart(run: RealRun, since: int, most: int) -> None:
         moved = [one for one, other in both if not torch.equal(one.values, other.values)]
         if moved and not any(each.apart for each in moved):
             equal = f"ranks keep their gradients, and have equal weights after step {step}"
-            raise CannotJudgeError(f"{equal}: the script averages weights, which is not compared")
+            raise CannotJudgeError(
+                f"{equal}: the script averages weights, or its own updates, which is not compared"
+            )
 
 
 def _readers_of_the_same(steps: Sequence[_Step]) -> str:
@@ -258,7 +260,7 @@ class _Step:
 
     def require_no_vote(self, found: Compared) -> None:
         """Raise `CannotJudgeError` if what differs is made of whole numbers that the script sends."""
-        if self.votes and any("differ" in what for what, *_ in found.findings):
+        if self.votes and any(re.search("differ|keeps its own", what) for what, *_ in found.findings):
             sends = f"{self.votes}: the script sends whole numbers for gradients, as in a vote of signs"
             raise CannotJudgeError(f"{sends}, which has no unsharded counterpart")
 
@@ -325,6 +327,16 @@ class _Step:
         is_mean = any(term.count > 1 for each in self.first.divided for term in each.terms.values())
         return 1.0 if is_mean and self.scale < 1 < ratio / 1.5 else ratio or 1.0  # a mean is not to grow
 
+    def require_no_divisor(self, name: str) -> None:
+        """Raise `CannotJudgeError` if the script itself divides a gradient by a multiple of the ranks."""
+        clips = [(rank.unclipped or rank.clipped or {}).get(name) for rank in self.sharded]
+        before, after = whole(self.gradients(name)), whole(clips)
+        if before is not None and after is not None and not before.apart and self.scales(name):
+            times = 1 / (_ratio(after.values, before.values) * len(self.sharded) or 1.0)
+            if times > 0.5 and abs(times - round(times)) < 0.01:
+                by = f"divided by {times * len(self.sharded):.4g} behind the backward, and in none before"
+                raise CannotJudgeError(f"gradients are {by}: whether for the mean of ranks is not known")
+
     def adds_again(self, name: str) -> bool:
         """Return whether the script adds right gradients over ranks again, and does not divide them."""
         pieces = [each for each in self.gradients(name) if each is not None] if self.by_hand else []
@@ -366,6 +378,8 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
     what = explain(present, known, None if before is None else before.gradients(name))
     if not what and present is later and step.reads_alike(name, step.share):
         raise CannotJudgeError(f"the script itself reduces gradients and changes them, such as {name}'s")
+    if "not divided by the" in what:
+        step.require_no_divisor(name)
     what = what or _unlike(step, before, name, distance_of(present, known))
     if name in step.noise and _DOUBTFUL.search(what):
         sizes = [(cut(step.noise[name], each).norm(), cut(known.bound, each).norm()) for each in present]

@@ -14,7 +14,7 @@ from fsdpbench.script.real_ranks.host_cuda import OneNodeError, start_group
 from fsdpbench.script.real_ranks.rank import Task, Way
 from fsdpbench.script.real_ranks.watching import NotComparedError
 
-from .programs_on_ranks import TRAIN, config_of, gradients_of
+from .programs_on_ranks import SUMS, TRAIN, config_of, gradients_of
 
 SPAWNED = """
 def main(gpu, gpus):
@@ -47,23 +47,6 @@ class Reducing(torch.optim.SGD):
 dist.init_process_group("nccl")
 model = net().cuda()
 optimizer = Reducing(model.parameters(), lr=0.1)
-"""
-SUMS = """
-dist.init_process_group("nccl")
-model = net().cuda()
-fully_shard(model)
-model.set_gradient_divide_factor(1.0)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for step in range(5):
-    count = torch.zeros((), device="cuda")
-    for micro in range(2):
-        rows = data(2 * step + micro)[: 4 - dist.get_rank() % 2]
-        model(rows).square().sum().backward()
-        count += len(rows)
-    dist.all_reduce(count)
-    torch._foreach_div_([p.grad for p in model.parameters()], float({divisor}))
-    optimizer.step()
-    optimizer.zero_grad()
 """
 RIGHT = {
     "spawned": SPAWNED,
@@ -474,9 +457,7 @@ for step in range(5):
     optimizer.step()
 """,
     "sums that FSDP2 adds, divided by all tokens behind the last microbatch": SUMS.format(divisor="count"),
-    "means that FSDP2 adds, divided by the script and clipped": SUMS.format(
-        divisor="2 * dist.get_world_size()"
-    )
+    "means that FSDP2 adds, divided by the script and clipped": SUMS.format(divisor="dist.get_world_size()")
     .replace(".sum().backward()", ".mean().backward()")
     .replace("[: 4 - dist.get_rank() % 2]", "")
     .replace("optimizer.step()", "nn.utils.clip_grad_norm_(model.parameters(), 0.01)\n    optimizer.step()"),

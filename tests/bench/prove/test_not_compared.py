@@ -8,7 +8,7 @@ import pytest
 
 from fsdpbench.answers.prove.verdict import Verdict
 
-from .programs_on_ranks import TRAIN, gradients_of
+from .programs_on_ranks import SUMS, TRAIN, gradients_of
 
 NOT_JUDGED = {
     "ranks with other blocks from the beginning": (
@@ -102,7 +102,7 @@ for step in range(5):
     optimizer.step()
     optimizer.zero_grad()
 """,
-        "train.py:16: the script sends whole numbers for gradients, as in a vote of signs",
+        "train.py:18: the script sends whole numbers for gradients, as in a vote of signs",
     ),
     "signs of momentum that an optimizer gathers": (
         """
@@ -172,6 +172,10 @@ for step in range(5):
         p.data.copy_(own)
 """,
         "an optimizer has other tensors, of which the script makes",
+    ),
+    "means that are divided by microbatches and ranks at once": (
+        SUMS.format(divisor="2 * dist.get_world_size()").replace(".sum().backward()", ".mean().backward()"),
+        "gradients are divided by 4 behind the backward",
     ),
     "weights that are averaged now and then": (
         """
