@@ -1,4 +1,4 @@
-"""A critic whose parameters have the actor's names is left out of DDP, and steps in turn with the actor."""
+"""A critic whose parameters have the actor's names is left out of DDP; their optimizers step alternately."""
 
 import torch
 import torch.nn.functional as F
