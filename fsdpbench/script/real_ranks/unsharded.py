@@ -32,7 +32,7 @@ from fsdpbench.script.interposing import around, replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import keep
-from fsdpbench.script.real_ranks.watching import Watch
+from fsdpbench.script.real_ranks.watching import Watch, parameters_of
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -164,7 +164,7 @@ class Reference(Watch):
         self._loses &= start > 0 and not self._moved
         start = 0 if self._loses and self.count else start  # each step loses some: none was skipped
         self.record.mean, self.record.bound = self._joint_since(start)
-        others = self.others()
+        others = parameters_of(*self._leaders) - parameters_of(self._leading)
         out = {name for name, each in self._parameters.items() if id(each) in others}
         whole = self.record.mean, self.record.bound, *self.record.local[start:]
         self.record.mean, self.record.bound, *self.record.local = (

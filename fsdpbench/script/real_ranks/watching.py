@@ -140,16 +140,10 @@ class Watch:
             if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
                 around(dist, name, self._calling)
         around(torch.autograd, "backward", self._around_backward)
-        around(torch.func, "functional_call", self._with_other_weights)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         register_module_forward_pre_hook(self._forward)
-
-    def _with_other_weights(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._begins and self._optimizers and torch.is_grad_enabled():
-            raise NotComparedError("a step that begins with functional_call, and its own weights,")
-        return original(*args, **kwargs)
 
     def begin(self) -> None:
         """Do what belongs before the first forward of a step."""
@@ -211,9 +205,10 @@ class Watch:
         """Note that the script itself sends tensors; a vote of signs has whole numbers, 8 in a byte."""
         sent = [each.detach() for each in arguments if isinstance(each, torch.Tensor)][-1:]
         largest = max((each.numel() for each in self._optimized().values()), default=1)
-        for each in sent if largest > 1 else ():
+        for each in sent:
             self._reduces_by_hand |= name in _REDUCTIONS and each.numel() > 1
-            if largest <= 8 * each.numel() and torch.equal(each, each.double().round().to(each.dtype)):
+            large = 1 < largest <= 8 * each.numel() and not self._depth
+            if large and torch.equal(each, each.double().round().to(each.dtype)):
                 self._votes = self._own_files.line() or "?"
 
     def adds(self, name: str, caller: FrameType, names: Sequence[str] = ("all_reduce",)) -> bool:
@@ -310,12 +305,8 @@ class Watch:
         self._leading = optimizer
         if optimizer not in self._leaders:
             self._leaders.append(optimizer)
-        if len(self._leaders) > 1 and self._kept & _parameters_of(optimizer):
+        if len(self._leaders) > 1 and self._kept & parameters_of(optimizer):
             raise NotComparedError("an optimizer that adds gradients of other optimizers' steps")
-
-    def others(self) -> set[int]:
-        """Return the parameters of optimizers that take turns with the one that steps."""
-        return set[int]().union(*map(_parameters_of, self._leaders)) - _parameters_of(self._leading)
 
     def settle(self) -> None:
         """Do what belongs before a step is written down."""
@@ -342,8 +333,10 @@ class Watch:
         keep(last, record_path(self.folder, self.rank, self.count))
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer | None) -> set[int]:
-    return {id(each) for group in optimizer.param_groups for each in group["params"]} if optimizer else set()
+def parameters_of(*optimizers: torch.optim.Optimizer | None) -> set[int]:
+    """Return the identities of optimizers' parameters."""
+    groups = [group for each in optimizers if each is not None for group in each.param_groups]
+    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 def _has_gradient(parameter: nn.Parameter) -> bool:
@@ -362,6 +355,7 @@ class ShardedWatch(Watch):
         for owner, name in _HOOKS:
             around(owner, name, self._hooking)
         around(parallel, "parallelize_module", _refusing)
+        around(torch.func, "functional_call", self._with_other_weights)
         around(dist, "new_group", self._grouping)
         around(DeviceMesh, "__init__", self._meshing)
         for clips in (nn.utils, nn.utils.clip_grad, FullyShardedDataParallel):
@@ -373,6 +367,11 @@ class ShardedWatch(Watch):
     def _clipping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self.record.unclipped:
             self.record.unclipped = {name: each.gradient for name, each in self.held().items()}
+        return original(*args, **kwargs)
+
+    def _with_other_weights(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._begins and self._optimizers and torch.is_grad_enabled():
+            raise NotComparedError("a step that begins with functional_call, and its own weights,")
         return original(*args, **kwargs)
 
     def _grouping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
