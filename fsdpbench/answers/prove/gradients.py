@@ -142,7 +142,7 @@ def compare(pair: Pair) -> Compared:
             break
     if apart and not found.findings:
         raise CannotJudgeError("ranks take different numbers of steps, as join() lets them")
-    if steps[-1].sharded[0].waits and not found.findings:
+    if steps[-1].sharded[0].waits and not (found.findings or pair.sharded.failure):
         raise CannotJudgeError(f"an optimizer takes no step in the first {len(steps)}")
     if not found.trained and not found.findings:
         raise CannotJudgeError(
