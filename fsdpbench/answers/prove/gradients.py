@@ -51,6 +51,8 @@ class Compared:
     epsilon: float = 0.0
     hook: str = ""
     """The line of the script's own hook that communicates gradients."""
+    of_sums: bool = False
+    """Whether no loss is divided by anything: then gradients may be added over ranks or averaged."""
 
     @property
     def may_be_compressed(self) -> bool:
@@ -58,6 +60,12 @@ class Compared:
         what = [what for what, *_ in self.findings]
         differs = any("gradient differs by" in each for each in what)
         return bool(self.hook) and differs and all(map(_DOUBTFUL.search, what))
+
+    @property
+    def may_be_summed(self) -> bool:
+        """Return whether all that was found is that gradients of sums are not averaged."""
+        what = [what for what, *_ in self.findings]
+        return self.of_sums and bool(what) and all("not divided by the" in each for each in what)
 
     @property
     def keeps_own(self) -> bool:
@@ -101,17 +109,19 @@ def compare(pair: Pair) -> Compared:
             after = f"after {', '.join(map(str, counts))} backwards, by rank"
             found.add(step, {"": f"ranks step apart: {after}; some skip a step that others take"})
             return found
-    ended = any(step.is_ended for step in steps)
+    apart = any(len({each.clipped is None for each in step.sharded}) > 1 for step in steps)
     steps = [step for step in steps if step.reference and not step.is_ended]
     if not steps:
         raise CannotJudgeError("the runs with and without sharding have no step in common")
     found.trained = {name for step in steps for name in step.mean}
     found.epsilon = max(step.first.computes for step in steps)
     found.hook = max(rank.hook for step in steps for rank in step.sharded)
+    terms = [term for step in steps for each in step.first.divided for term in each.terms.values()]
+    found.of_sums = bool(terms) and max(abs(term.divisor) for term in terms) <= 1
     noise = _noise(steps, pair)
     weights = weights_of(rank.held for rank in steps[0].sharded)
-    apart = "ranks begin with different weights"
-    found.add(steps[0], {name: apart for name, each in weights.items() if each.apart})
+    differ = "ranks begin with different weights"
+    found.add(steps[0], {name: differ for name, each in weights.items() if each.apart})
     if found.findings:
         steps[0].require_whole_model(found.wrong)
         return found
@@ -128,11 +138,16 @@ def compare(pair: Pair) -> Compared:
         for check in (_losses, _clipping, _updates):
             found.add(step, {name: what for name, what in check(step).items() if name not in known})
         if found.findings:
+            step.require_no_vote(found)
             break
-    if ended and not found.findings:
+    if apart and not found.findings:
         raise CannotJudgeError("ranks take different numbers of steps, as join() lets them")
+    if steps[-1].sharded[0].waits and not (found.findings or pair.sharded.failure):
+        raise CannotJudgeError(f"an optimizer takes no step in the first {len(steps)}")
     if not found.trained and not found.findings:
-        raise CannotJudgeError("no gradient of a parameter was seen in the script's steps")
+        raise CannotJudgeError(
+            "no gradient of a parameter was seen in a backward(): torch.func and autograd.grad have none"
+        )
     return found
 
 
@@ -149,17 +164,19 @@ def _add_short_batches(found: Compared, steps: Sequence[_Step]) -> None:
             break
 
 
-def require_apart(run: RealRun, most: int) -> None:
-    """Raise `CannotJudgeError` if ranks that keep their gradients have equal weights again before one of
-    `most` steps: then the script averages weights instead."""
-    first = weights_of(rank.held for rank in run.records(0))
-    for step in range(1, most):
+def require_apart(run: RealRun, since: int, most: int) -> None:
+    """Raise `CannotJudgeError` if ranks that keep their gradients from one step on have equal weights again
+    before one of `most` steps: then the script averages weights instead."""
+    first = weights_of(rank.held for rank in run.records(since))
+    for step in range(since + 1, most):
         now = weights_of(rank.held for rank in run.records(step))
         both = [(now[name], first[name]) for name in now.keys() & first.keys()]
         moved = [one for one, other in both if not torch.equal(one.values, other.values)]
         if moved and not any(each.apart for each in moved):
             equal = f"ranks keep their gradients, and have equal weights after step {step}"
-            raise CannotJudgeError(f"{equal}: the script averages weights, which is not compared")
+            raise CannotJudgeError(
+                f"{equal}: the script averages weights, or its own updates, which is not compared"
+            )
 
 
 def _readers_of_the_same(steps: Sequence[_Step]) -> str:
@@ -185,6 +202,8 @@ class _Step:
         if len({each.clipped is None for each in self.after}) > 1:
             self.after = []  # of a rank that ends before the others: it may be sent their last weights
         self.reference, self.updated = pair.reference.records(index), pair.reference.updated(index + 1)
+        self.by_hand = any(each.by_hand for each in self.sharded)
+        self.votes = max(each.votes for each in (*self.sharded, *self.after))
         self.reduces = any(each.reduces for each in self.after)
         """Whether optimizers reduce gradients in their steps: then weights show what they read."""
         self.scale = 1.0 if pair.summed else 1 / pair.sharded.ranks
@@ -202,16 +221,17 @@ class _Step:
 
     @cached_property
     def held(self) -> list[str]:
-        """Return the trained parameters that the sharded run has, without those that the script itself moves,
-        by an optimizer of other tensors."""
+        """Return the trained parameters that the sharded run has, without those that the script itself makes
+        of other tensors. Raises `CannotJudgeError` if that are all."""
         now, after = (weights_of(rank.held for rank in each) for each in (self.sharded, self.after))
-        return [
-            name
-            for name in sorted(self.mean.keys() & {name for rank in self.sharded for name in rank.held})
-            if any(name in rank.optimized for rank in self.sharded)
-            or name not in now.keys() & after.keys()
-            or torch.equal(now[name].values, after[name].values)
-        ]
+        found = sorted(self.mean.keys() & {name for rank in self.sharded for name in rank.held})
+        own = [name for name in found if any(name in rank.optimized for rank in self.sharded)]
+        others = [name for name in found if name not in own]
+        both = [name for name in others if name in now.keys() & after.keys()]
+        moved = [name for name in both if not torch.equal(now[name].values, after[name].values)]
+        if moved and not own:
+            raise CannotJudgeError(f"an optimizer has other tensors, of which the script makes {moved[0]}")
+        return own if moved else found
 
     @property
     def is_ended(self) -> bool:
@@ -237,6 +257,12 @@ class _Step:
         parts = [rank[name].weight.values for rank in others for name in apart if name in rank]
         if all(any(torch.equal(part, each) for each in known) for part in parts):
             raise CannotJudgeError("ranks begin with the same weights, under other names")
+
+    def require_no_vote(self, found: Compared) -> None:
+        """Raise `CannotJudgeError` if what differs is made of whole numbers that the script sends."""
+        if self.votes and any(re.search("differ|keeps its own", what) for what, *_ in found.findings):
+            sends = f"{self.votes}: the script sends whole numbers for gradients, as in a vote of signs"
+            raise CannotJudgeError(f"{sends}, which has no unsharded counterpart")
 
     def known(self, name: str) -> Known:
         """Return the reference of a parameter."""
@@ -277,8 +303,13 @@ class _Step:
 
     def compensates(self, name: str) -> bool:
         """Return whether the script multiplies a gradient after backward, and makes it right by that."""
-        pieces = self.read_gradients(name, 1.0) if self.factor > 1.5 else []
-        return len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
+        read = self.read_gradients(name, 1.0) if self.factor > 1.5 else []
+        before = self.gradients(name)
+        clips = [(rank.unclipped or rank.clipped or {}).get(name) for rank in self.sharded]
+        if not self.by_hand and None not in (*before, *clips):
+            held = [each for each in before if each is not None]
+            read = read if is_right(held, self.known(name)) else [each for each in clips if each is not None]
+        return len(read) == len(self.sharded) and is_right(read, self.known(name))
 
     @cached_property
     def factor(self) -> float:
@@ -295,6 +326,29 @@ class _Step:
         ratio = _ratio(read.values, self.mean[name]) if read is not None else 1.0
         is_mean = any(term.count > 1 for each in self.first.divided for term in each.terms.values())
         return 1.0 if is_mean and self.scale < 1 < ratio / 1.5 else ratio or 1.0  # a mean is not to grow
+
+    def require_no_divisor(self, name: str) -> None:
+        """Raise `CannotJudgeError` if the script itself divides a gradient by a multiple of the ranks."""
+        clips = [(rank.unclipped or rank.clipped or {}).get(name) for rank in self.sharded]
+        before, after = whole(self.gradients(name)), whole(clips)
+        if before is not None and after is not None and not before.apart and self.scales(name):
+            times = 1 / (_ratio(after.values, before.values) * len(self.sharded) or 1.0)
+            if times > 0.5 and abs(times - round(times)) < 0.01:
+                by = f"divided by {times * len(self.sharded):.4g} behind the backward, and in none before"
+                raise CannotJudgeError(f"gradients are {by}: whether for the mean of ranks is not known")
+
+    def adds_again(self, name: str) -> bool:
+        """Return whether the script adds right gradients over ranks again, and does not divide them."""
+        pieces = [each for each in self.gradients(name) if each is not None] if self.by_hand else []
+        before, read = whole(pieces), self.read(name)
+        return (
+            before is not None
+            and read is not None
+            and abs(_ratio(read.values, before.values) / len(self.sharded) - 1) < 0.01
+            and len(pieces) == len(self.sharded)
+            and is_right(pieces, self.known(name))
+            and self.scales(name)
+        )
 
     def wrapping(self, name: str) -> Wrapping:
         """Return the line that wrapped a parameter; without one, the line of the step."""
@@ -314,12 +368,18 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
         return ""
     later = step.read_gradients(name, step.factor)
     if len(later) == len(pieces) and not _alike(later, present):
-        if is_right(later, known):
-            return ""  # reduced by the script itself
-        present = present if step.scales(name) else later
+        scales = step.scales(name)
+        if not step.by_hand and not scales and step.reads_alike(name, step.share):
+            return ""  # made of right ones
+        if is_right(later, known):  # reduced by the script itself, or scaled to one norm
+            what = explain(present, known, None) if scales and not step.by_hand else ""
+            return f"gradient {what}" if "divided by the" in what else ""
+        present = present if scales else later
     what = explain(present, known, None if before is None else before.gradients(name))
     if not what and present is later and step.reads_alike(name, step.share):
         raise CannotJudgeError(f"the script itself reduces gradients and changes them, such as {name}'s")
+    if "not divided by the" in what:
+        step.require_no_divisor(name)
     what = what or _unlike(step, before, name, distance_of(present, known))
     if name in step.noise and _DOUBTFUL.search(what):
         sizes = [(cut(step.noise[name], each).norm(), cut(known.bound, each).norm()) for each in present]
@@ -398,6 +458,10 @@ def _clipping(step: _Step) -> _Faults:
         got, right = step.read(name), (step.first.clipped or {}).get(name)
         if got is None or right is None or step.compensates(name):
             continue
+        if step.adds_again(name):
+            return {
+                name: f"right after backward, then added over {len(step.sharded)} ranks again by the script"
+            }
         if not step.reads_alike(name, share):
             ratios[name] = _ratio(got.values, right.values.reshape(got.values.shape))
     low, high = min(ratios.values(), default=1.0), max(ratios.values(), default=1.0)

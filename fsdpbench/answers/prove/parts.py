@@ -198,7 +198,7 @@ class _Running:
             elif found.keeps_own:
                 longer = Task(Way.SHARDED, _MOST_STEPS)
                 run = run_ranks(request.config, folder / "longer", ranks, request.limit_s, longer)
-                gradients.require_apart(run, _MOST_STEPS)
+                gradients.require_apart(run, min(step for *_, step, _ in found.findings), _MOST_STEPS)
             lines, right = found.lines(), len(found.compared - found.wrong - found.hidden)
             notes = ["summed over ranks, as the loss asks"] * pair.summed
             notes.append(", ".join(sharded.notes) or "model as it is")
@@ -215,10 +215,13 @@ class _Running:
         return judged(Part.GRADIENTS, lines + seen, said)
 
     def _found(self, pair: Pair, folder: Path) -> gradients.Compared:
-        found = gradients.compare(pair)
+        found, request = gradients.compare(pair), self._request
+        if found.may_be_summed:
+            ranks, limit_s, folder = pair.sharded.ranks, request.limit_s, folder / "summed"
+            pair = run_pair(request.config, folder, ranks, limit_s, summed=True)
+            found = gradients.compare(pair)
         if not found.is_doubtful:
             return found
-        request = self._request
         return gradients.compare(with_rounding(request.config, pair, folder, request.limit_s, found.epsilon))
 
     def _without_hook(self, found: gradients.Compared, pair: Pair, folder: Path) -> gradients.Compared:

@@ -17,14 +17,14 @@ from fsdpbench.engine.results.records import Status
 from fsdpbench.script.real_ranks.pieces import keep, weights_of, whole
 from fsdpbench.script.real_ranks.rank import Ended, Task, Way
 from fsdpbench.script.real_ranks.unsharded import updated_path
-from fsdpbench.script.real_ranks.watching import StepRecord, record_path
+from fsdpbench.script.real_ranks.watching import MOST_STEPS, StepRecord, record_path
 from fsdpbench.sweep.trials import run_at
 
 MOST_RANKS = 16
 _STEPS = 3
 _IMPOSSIBLE = re.compile(
     r"NotCompared|NotImplemented|ModuleNotFound|ImportError|gloo|backend|not (?:implemented|supported)|cuda"
-    r"|nccl|offline|timed out",
+    r"|nccl|offline|timed out|'(?:Stream|Event)' object|torch\.cpu",
     re.IGNORECASE,
 )
 """Errors of a script on CPU ranks that say nothing about it on GPUs."""
@@ -53,8 +53,9 @@ class RealRun:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps of which every rank wrote its record."""
-        return len([*itertools.takewhile(self._complete, range(_STEPS))])
+        """Return the number of steps of which every rank wrote its record; what follows is the end."""
+        written = len([*itertools.takewhile(self._complete, range(MOST_STEPS + 1))])
+        return written - (written > _STEPS)
 
     def records(self, step: int) -> list[StepRecord]:
         """Return all ranks' records of a step; none if a rank lacks it."""
@@ -176,10 +177,13 @@ def _write_weights(records: list[StepRecord], after: list[StepRecord], path: Pat
 
 
 def _is_summed(config: Config, folder: Path, sharded: RealRun, weights: Path, timeout_s: float) -> bool:
-    """Return whether a rank's loss is its part of a sum: one rank's alone is `ranks` times as large."""
+    """Return whether a rank's loss is its part of a sum: one rank's alone is `ranks` times as large, and not
+    the same on the same data."""
     alone = run_ranks(config, folder / "alone", 1, timeout_s, Task(Way.UNSHARDED, 1, weights))
-    first = [abs(sum(each.losses)) for each in alone.records(0)]
-    own = [abs(sum(each.losses)) for each in sharded.records(0)]
+    records, others = alone.records(0), sharded.records(0)
+    first, own = ([abs(sum(each.losses)) for each in every] for every in (records, others))
     if not first or not own or not min(first + own):
+        return False
+    if records[0].inputs == others[0].inputs and math.isclose(first[0], own[0], rel_tol=0.01):
         return False
     return abs(math.log2(first[0] / (sum(own) / len(own)) / sharded.ranks)) < 0.5

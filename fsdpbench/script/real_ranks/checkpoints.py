@@ -9,16 +9,22 @@ The files are in the layer of the run; the second run gets a copy of it.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.optim.lr_scheduler import LRScheduler
 
 from fsdpbench.base.writing import write_whole
 from fsdpbench.script.interposing import around
@@ -113,6 +119,8 @@ class CheckpointWatch(Watch):
         rates = [float(group["lr"]) for each in self._optimizers for group in each.param_groups]
         steps = [float(state["step"]) for state in every if "step" in state]
         counts = {"step": max(steps, default=0.0), "learning rate": rates[0] if rates else 0.0}
+        schedules = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
+        counts["the next learning rate of the schedule"] = sum(map(_next_rate, schedules))
         return State(weights, states, counts, self.count, place, self._first)
 
     def _as_gradients(self, kind: str) -> dict[str, Piece | None]:
@@ -159,3 +167,14 @@ class CheckpointWatch(Watch):
         steps = 0 if self._resumes else state.steps  # loading may step an optimizer, to make its states
         keep(state, _path(self.folder, steps, self.rank))
         self._state = None
+
+
+def _next_rate(schedule: Any) -> float:
+    """Return the learning rate that a schedule's next step will set; it takes none."""
+    ahead = copy.copy(schedule)
+    groups = [dict(group) for group in schedule.optimizer.param_groups]
+    ahead.optimizer, ahead.last_epoch = SimpleNamespace(param_groups=groups), schedule.last_epoch + 1
+    with warnings.catch_warnings(), contextlib.suppress(Exception):  # of a class of the script's own
+        warnings.simplefilter("ignore")
+        return float(ahead.get_lr()[0])
+    return 0.0

@@ -100,6 +100,7 @@ def map_host(notes: set[str]) -> None:
     around_fsdp1(lambda module, kwargs: kwargs.update(device_id=torch.device(_HOST)))
     patch("check_synced_states", lambda original: _nothing)
     patch("flex_validate_device", lambda original: _nothing)  # it refuses backwards, which run uncompiled
+    patch("flat_prepare_gradient", passing_to(_without_offloaded))
     around(FSDPModule, "set_gradient_divide_factor", _summing)
     around(torch.amp.GradScaler, "__init__", _naming_host)
     around_imports(LIGHTNING, change_lightning)
@@ -141,7 +142,10 @@ def map_gpus() -> None:
         current_accelerator=_answering(torch.device(_HOST)), current_stream=torch.cuda.current_stream,
     )  # fmt: skip
     replace(torch.version, cuda=torch.version.cuda or "12.8")
-    replace(torch.cpu, device_count=torch.cuda.device_count)  # which FSDP1 asks for the ranks of a node
+    replace(
+        torch.cpu, Stream=_Stream, Event=_Stream, current_stream=torch.cuda.current_stream,
+        device_count=torch.cuda.device_count,  # which FSDP1 asks for the ranks of a node
+    )  # fmt: skip
     replace(dist, is_nccl_available=torch.cuda.is_available)
     map_nccl_class()
     replace(torch.cuda.nccl, version=_answering((2, 27, 3)), is_available=torch.cuda.is_available)
@@ -211,6 +215,13 @@ def _summing(original: Callable[..., Any], module: FSDPModule, factor: float) ->
     """Let FSDP2 divide by itself: gloo has no reduction that multiplies first."""
     original(module, factor)
     module.set_force_sum_reduction_for_comms(True)
+
+
+def _without_offloaded(original: Callable[..., Any], handle: Any) -> None:
+    """Let FSDP1 add no gradient to one on the host: it does not for a GPU's."""
+    original(handle)
+    if handle._offload_params and hasattr(handle.flat_param, "_saved_grad_shard"):
+        del handle.flat_param._saved_grad_shard
 
 
 def _naming_host(original: Callable[..., Any], made: Any, *args: Any, **kwargs: Any) -> None:

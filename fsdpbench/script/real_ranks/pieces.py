@@ -8,6 +8,7 @@ here calls a collective: the script's own order of them must stay as it is.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,27 @@ class Names:
             found.append(path if own and path in own else other)
         return found
 
+    def of_all(
+        self, every: Sequence[Sequence[tuple[str, int]]], trained: Iterable[int]
+    ) -> Iterator[tuple[int, list[str]]]:
+        """Yield index and names of each root in `every`, those of the first `trained` parameters first. A
+        root with trained parameters gets a number where another has their names."""
+        order = {identity: place for place, identity in enumerate(trained)}
+
+        def first(index: int) -> tuple[float, int]:
+            places = [order[identity] for _, identity in every[index] if identity in order]
+            return min(places, default=math.inf), -len(places)
+
+        taken: dict[str, int] = {}
+        for index in sorted(range(len(every)), key=first):
+            own = [each for each in every[index] if each[1] in order]
+            number = 1
+            while any(taken.get(_numbered(path, number), identity) != identity for path, identity in own):
+                number += 1
+            paths = [(_numbered(path, number), identity) for path, identity in every[index]]
+            taken = dict(paths) | taken
+            yield index, self.of(paths)
+
     def learn(self, found: Sequence[tuple[str, int]], trained: Mapping[int, nn.Parameter]) -> None:
         """Keep the names of parameters that are `trained`, by identity."""
         new = [
@@ -100,14 +122,18 @@ class Names:
             self._alive[identity] = trained[identity]
 
 
+def _numbered(path: str, number: int) -> str:
+    return path if number == 1 else f"{path} ({number})"
+
+
 def held_parameters(trained: Mapping[int, nn.Parameter], names: Names) -> dict[str, Held]:
     """Return all parameters of the script's modules by name, wrappers left out of the names. Of modules with
-    equal names, the one with the `trained` identities counts."""
+    equal names, those with `trained` identities count."""
     found: dict[str, Held] = {}
     every = [list(_of_root(root)) for root in roots()]
-    every.sort(key=lambda each: -sum(held.identity in trained for _, held in each))
-    for each in every:
-        named = names.of([(path, held.identity) for path, held in each])
+    paths = [[(path, held.identity) for path, held in each] for each in every]
+    for index, named in names.of_all(paths, trained):
+        each = every[index]
         names.learn([(name, held.identity) for name, (_, held) in zip(named, each, strict=True)], trained)
         found = dict(zip(named, (held for _, held in each), strict=True)) | found
     return found

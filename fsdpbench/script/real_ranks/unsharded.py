@@ -10,6 +10,7 @@ dtype: parameters are cast before each forward.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import math
@@ -25,13 +26,13 @@ import torch.distributed.fsdp as fsdp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fsdpbench.base.torch_internals import tree_map_only
+from fsdpbench.base.torch_internals import patch, tree_map_only
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.script.interposing import around, replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import keep
-from fsdpbench.script.real_ranks.watching import Watch
+from fsdpbench.script.real_ranks.watching import Watch, parameters_of
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -62,6 +63,7 @@ class Reference(Watch):
         self._last = list[float]()
         self._loses, self._moved = True, False
         self._sparse: set[str] = set()
+        self._hooked = False  # whether the script adds something over ranks in a backward
         self._given: list[torch.Tensor | None] = []
         around(dist, "all_reduce", self._adding)
 
@@ -74,8 +76,9 @@ class Reference(Watch):
         self._given = saved["added"][self.rank] if saved.get("added") else []
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                if name in saved["weights"]:
-                    parameter.copy_(saved["weights"][name])
+                given = saved["weights"].get(name, parameter)
+                if not torch.equal(given, parameter):  # a backward may still need what did not change
+                    parameter.copy_(given)
                 if self.moves and parameter.is_floating_point():
                     random = torch.rand(parameter.shape, generator=self._generator) - 0.5
                     parameter.mul_(1 + self.moves * random)
@@ -96,9 +99,14 @@ class Reference(Watch):
             self._sums, self._starts = [], [0]
         elif not any(each is not None and each.to_dense().any() for each in before.values()):
             self._starts.append(len(self._sums))
+        raw = dict[str, torch.Tensor]()
+        hooks = [each.register_hook(functools.partial(_add_to, raw, name)) for name, each in own.items()]
         for each in own.values():
             each.grad = None
+        self._hooked = False
         run()
+        for hook in hooks:
+            hook.remove()
         has = torch.tensor([float(each.grad is not None) for each in own.values()])
         _sum(has)
         for (name, each), somewhere in zip(own.items(), has.tolist(), strict=True):
@@ -106,6 +114,8 @@ class Reference(Watch):
                 gradient = torch.zeros_like(each) if each.grad is None else each.grad
                 self._sparse |= {name} if gradient.is_sparse else set()
                 local[name] = gradient.detach().to_dense().double()
+                if self._hooked and name in raw and self._is_added(local[name], raw[name]):
+                    local[name] = raw[name]
                 total, size = local[name].clone(), local[name].abs()
                 _sum(total)
                 _sum(size)
@@ -121,6 +131,14 @@ class Reference(Watch):
             own[name].grad = self._of_kind(name, record.mean[name].to(own[name].dtype))
         record.held, record.aliases = self.held(), self._aliases
         record.computes = max([record.computes, *_computes])
+
+    def _is_added(self, gradient: torch.Tensor, raw: torch.Tensor) -> bool:
+        """Return whether a hook of the script made a rank's `raw` gradient the sum of all ranks'."""
+        joint = raw.clone()
+        _sum(joint)
+        return self._scale < 1 and torch.allclose(
+            gradient, joint, rtol=1e-3, atol=1e-6 * float(joint.abs().max())
+        )
 
     def _joint_since(self, start: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return the joint gradients of the step's backwards from one on, and their magnitudes."""
@@ -146,7 +164,12 @@ class Reference(Watch):
         self._loses &= start > 0 and not self._moved
         start = 0 if self._loses and self.count else start  # each step loses some: none was skipped
         self.record.mean, self.record.bound = self._joint_since(start)
-        self.record.local = self.record.local[start:]
+        others = parameters_of(*self._leaders) - parameters_of(self._leading)
+        out = {name for name, each in self._parameters.items() if id(each) in others}
+        whole = self.record.mean, self.record.bound, *self.record.local[start:]
+        self.record.mean, self.record.bound, *self.record.local = (
+            {name: gradient for name, gradient in each.items() if name not in out} for each in whole
+        )
 
     def _of_kind(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Return a gradient as rows of an embedding's table where the script's own was."""
@@ -156,6 +179,7 @@ class Reference(Watch):
         """Leave joint gradients as they are, alone or in a row, where a script adds parts of a mean; and what
         already is what the shards gave together, such as a norm."""
         caller, first = sys._getframe(2), tensor.detach().reshape(-1)[:1]
+        self._hooked |= bool(self._depth) and self._own_files.has(caller.f_code.co_filename)
         given = self._given.pop(0) if self._given and self.adds("all_reduce", caller) else None
         is_sum = next(filter(None, (*args[:1], kwargs.get("op"), dist.ReduceOp.SUM))) == dist.ReduceOp.SUM
         own = self._parameters.values() if is_sum and self._scale == 1 and self.record.losses else ()
@@ -195,10 +219,10 @@ class Reference(Watch):
         self._known = known.keys()
         names: dict[int, str] = {}
         named: dict[str, nn.Parameter] = {}
-        for root in sorted(roots(), key=lambda each: -sum(id(p) in known for p in each.parameters())):
-            every = list(root.named_parameters(remove_duplicate=False))
-            lasting = self._names.of([(plain_name(path), id(parameter)) for path, parameter in every])
-            for name, (_, parameter) in zip(lasting, every, strict=True):
+        every = [list(root.named_parameters(remove_duplicate=False)) for root in roots()]
+        paths = [[(plain_name(path), id(parameter)) for path, parameter in each] for each in every]
+        for index, lasting in self._names.of_all(paths, known):
+            for name, (_, parameter) in zip(lasting, every[index], strict=True):
                 first = names.setdefault(id(parameter), name)
                 if first == name:
                     named.setdefault(name, parameter)
@@ -213,6 +237,10 @@ class Reference(Watch):
     def _write_updated(self) -> None:
         found = {name: each.detach().clone() for name, each in self._parameters.items()}
         keep(found, updated_path(self.folder, self.rank, self.count))
+
+
+def _add_to(gradients: dict[str, torch.Tensor], name: str, gradient: torch.Tensor) -> None:
+    gradients[name] = gradients.get(name, 0) + gradient.detach().to_dense().double()
 
 
 def _is_of_hook(frame: FrameType | None) -> bool:
@@ -248,6 +276,7 @@ def leave_out_wrappers(casts_buffers: bool) -> None:
     replacements.add(fsdp.register_fsdp_forward_method, _nothing)
     replacements.apply()
     replace_fully_shard(lambda original: _fully_shard)
+    patch("replicate", lambda original: _fully_shard)
     for name in ("to_local", "full_tensor"):  # of a DTensor
         setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
 
@@ -378,6 +407,14 @@ class _Replica(_Unsharded):
         return found
 
     no_sync = DistributedDataParallel.no_sync  # sets require_backward_grad_sync
+
+    def _pre_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the inputs: `replicate`, which holds only parameters, calls this before its forward."""
+        return args, kwargs
+
+    def _post_forward(self, output: Any) -> Any:
+        """Return the output."""
+        return output
 
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(module: Any, names: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import random
@@ -36,6 +37,8 @@ _LOSSY = re.compile(r"torch\.distributed\.algorithms\..*\.(?!default_hooks|debug
 _SMALL = 1024
 """Elements of a tensor up to which it holds norms and counts rather than gradients."""
 _GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
+MOST_STEPS = 9
+"""Steps up to which an optimizer is waited for that has not stepped."""
 _HOOKS = (
     (nn.parallel.DistributedDataParallel, "register_comm_hook"),
     (FullyShardedDataParallel, "register_comm_hook"),
@@ -60,6 +63,8 @@ class StepRecord:
 
     held: Mapping[str, Held]
     clipped: Mapping[str, Piece | None] | None = None
+    unclipped: Mapping[str, Piece | None] = field(default_factory=dict)
+    """Gradients before torch clips them by their norm."""
     losses: list[float] = field(default_factory=list)
     divided: list[Divided] = field(default_factory=list)
     """What the loss of each backward is divided by."""
@@ -90,6 +95,12 @@ class StepRecord:
     """Whether the script gathers something between backward and the optimizer's step."""
     hook: str = ""
     """The line where the script gave a wrapper its own way to communicate gradients."""
+    waits: bool = False
+    """Whether an optimizer has not stepped yet."""
+    by_hand: bool = False
+    """Whether the script itself reduces tensors of several elements in or behind a backward, so far."""
+    votes: str = ""
+    """The line where it reduces or gathers whole numbers instead of gradients, so far."""
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -116,10 +127,15 @@ class Watch:
         self._own_files, self._names = own_files, Names()
         self._models, self._optimizers = list[nn.Module](), list[torch.optim.Optimizer]()
         self._leading: torch.optim.Optimizer | None = None
+        self._leaders = list[torch.optim.Optimizer]()
+        """Each that was the first to step behind some backward."""
+        self._waiting = set[int]()  # optimizers that have not stepped
+        self._kept = set[int]()  # parameters with gradients before the first backward of a step
         self._depth = self._since = 0  # backwards that run; those since the last forward
         self._begins, self._steps = True, False
         self._begun: Mapping[str, Held] = {}
-        self._stepping = self._reduces = False
+        self._stepping = self._reduces = self._reduces_by_hand = False
+        self._votes = ""
         for name in (*_REDUCTIONS, *_EXCHANGES, *_GATHERS):
             if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
                 around(dist, name, self._calling)
@@ -152,6 +168,7 @@ class Watch:
             torch.manual_seed(seed)
             random.seed(seed)
         self._optimizers.append(optimizer)
+        self._waiting.add(id(optimizer))
         if len(self._optimizers) == 1:
             self.held()  # before a block leaves its list
         self._models += roots()  # the script's own references end before its end is written down
@@ -170,7 +187,11 @@ class Watch:
             self.record.splits |= caller == differentiable.__file__ or self._own_files.has(caller)
         if name == "all_reduce" and torch.is_grad_enabled() and args and args[0].grad_fn is not None:
             args = (args[0].detach().clone(), *args[1:])  # a loss whose gradient would not follow
+        if self._own_files.has(caller) and (self.record.losses or self._stepping):
+            self._by_hand(name, *args, *kwargs.values())
         done = original(*args, **kwargs)
+        if done is not None and self._depth:
+            done.wait()  # gradients are read behind the backward
         if self.adds(name, frame):
             content = args[0] if args else kwargs["tensor"]
             small = content.numel() <= _SMALL
@@ -179,6 +200,16 @@ class Watch:
             self.record.added.append(content.detach().clone() if small else None)
         self.record.gathers |= self.adds(name, frame, _GATHERS)
         return done
+
+    def _by_hand(self, name: str, *arguments: Any) -> None:
+        """Note that the script itself sends tensors; a vote of signs has whole numbers, 8 in a byte."""
+        sent = [each.detach() for each in arguments if isinstance(each, torch.Tensor)][-1:]
+        largest = max((each.numel() for each in self._optimized().values()), default=1)
+        for each in sent:
+            self._reduces_by_hand |= name in _REDUCTIONS and each.numel() > 1
+            large = 1 < largest <= 8 * each.numel() and not self._depth
+            if large and torch.equal(each, each.double().round().to(each.dtype)):
+                self._votes = self._own_files.line() or "?"
 
     def adds(self, name: str, caller: FrameType, names: Sequence[str] = ("all_reduce",)) -> bool:
         """Return whether a call is one of the collectives `names` by the script itself, behind a backward."""
@@ -194,7 +225,7 @@ class Watch:
             return
         self._since = 0
         if self._begins:
-            if self.count >= self.steps:
+            if self.count >= self.steps and (not self._waiting or self.count >= MOST_STEPS):
                 self.finish()
                 raise MeasuredAllError
             self._begins = False
@@ -204,8 +235,9 @@ class Watch:
             self.record.computes = max(self.record.computes, eps)
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         if tensors and len(self.record.inputs) <= len(self.record.losses) * 8:
-            content = tensors[0].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            self.record.inputs += hashlib.sha256(content).hexdigest()[:8]
+            with contextlib.suppress(RuntimeError):  # those of torch.func have no storage
+                content = tensors[0].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+                self.record.inputs += hashlib.sha256(content).hexdigest()[:8]
             last = 1 if tensors[0].is_floating_point() and tensors[0].ndim > 1 else 0
             self.record.summands = max(1, *tensors[0].shape[: tensors[0].ndim - last])
 
@@ -215,6 +247,8 @@ class Watch:
         self._depth += 1
         try:
             first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+            if not self.record.losses and len(self._optimizers) > 1:
+                self._kept = {key for key, each in self._optimized().items() if _has_gradient(each)}
             self.record.losses.append(float(first.detach().float().sum()))
             lines = f"{self._own_files.line() or ''} {self._own_files.lines()} {self._since}"
             self.record.divided.append(divided(first, lines))
@@ -245,11 +279,11 @@ class Watch:
         self._stepping, self._random = True, torch.get_rng_state()
         if self._depth:
             raise NotComparedError("an optimizer that steps in backward")
-        self._leading = self._leading or optimizer
-        if optimizer is not self._leading:
-            if self._begins or self._steps:  # after the leading one, or inside of it
-                return
-            raise NotComparedError("an optimizer whose forward follows another's step")
+        self._waiting.discard(id(optimizer))
+        leading = self._leading in (None, optimizer) or bool(self.record.losses)
+        if self._steps or not leading:  # inside of the leading one's step, or after it
+            return
+        self._lead(optimizer)
         self._steps = True
         held = self.held()
         self.record.held = {
@@ -260,10 +294,19 @@ class Watch:
         known = self._optimized()
         self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
-        self.record.reduces = self._reduces
+        self.record.reduces, self.record.waits = self._reduces, bool(self._waiting)
+        self.record.by_hand, self.record.votes = self._reduces_by_hand, self._votes
         self.settle()
         keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
+
+    def _lead(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let a step be an optimizer's. Several may take turns, as those of a GAN, each with a backward."""
+        self._leading = optimizer
+        if optimizer not in self._leaders:
+            self._leaders.append(optimizer)
+        if len(self._leaders) > 1 and self._kept & parameters_of(optimizer):
+            raise NotComparedError("an optimizer that adds gradients of other optimizers' steps")
 
     def settle(self) -> None:
         """Do what belongs before a step is written down."""
@@ -286,7 +329,19 @@ class Watch:
 
     def finish(self) -> None:
         """Write the weights after the last step."""
-        keep(StepRecord(self.held(), reduces=self._reduces), record_path(self.folder, self.rank, self.count))
+        last = StepRecord(self.held(), reduces=self._reduces, votes=self._votes)
+        keep(last, record_path(self.folder, self.rank, self.count))
+
+
+def parameters_of(*optimizers: torch.optim.Optimizer | None) -> set[int]:
+    """Return the identities of optimizers' parameters."""
+    groups = [group for each in optimizers if each is not None for group in each.param_groups]
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def _has_gradient(parameter: nn.Parameter) -> bool:
+    gradient: Any = parameter.grad
+    return gradient is not None and bool(getattr(gradient, "_local_tensor", gradient).to_dense().any())
 
 
 class ShardedWatch(Watch):
@@ -300,11 +355,24 @@ class ShardedWatch(Watch):
         for owner, name in _HOOKS:
             around(owner, name, self._hooking)
         around(parallel, "parallelize_module", _refusing)
+        around(torch.func, "functional_call", self._with_other_weights)
         around(dist, "new_group", self._grouping)
         around(DeviceMesh, "__init__", self._meshing)
+        for clips in (nn.utils, nn.utils.clip_grad, FullyShardedDataParallel):
+            around(clips, "clip_grad_norm_", self._clipping)
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
         super().__init__(own_files, folder, rank, steps)
+
+    def _clipping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self.record.unclipped:
+            self.record.unclipped = {name: each.gradient for name, each in self.held().items()}
+        return original(*args, **kwargs)
+
+    def _with_other_weights(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._begins and self._optimizers and torch.is_grad_enabled():
+            raise NotComparedError("a step that begins with functional_call, and its own weights,")
+        return original(*args, **kwargs)
 
     def _grouping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         every = range(dist.get_world_size())

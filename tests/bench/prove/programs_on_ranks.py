@@ -27,6 +27,24 @@ for step in range(5):
     optimizer.step()
 """
 
+SUMS = """
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model)
+model.set_gradient_divide_factor(1.0)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(5):
+    count = torch.zeros((), device="cuda")
+    for micro in range(2):
+        rows = data(2 * step + micro)[: 4 - dist.get_rank() % 2]
+        model(rows).square().sum().backward()
+        count += len(rows)
+    dist.all_reduce(count)
+    torch._foreach_div_([p.grad for p in model.parameters()], float({divisor}))
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 
 def config_of(text: str, folder: Path) -> Config:
     """Return the configuration of a script, which is written to `folder`."""

@@ -31,7 +31,7 @@ SHARED = ("common", "saving")
 PROGRAMS = sorted(path.stem for path in FAULTS.glob("*.py") if path.stem not in SHARED)
 SAVING = {
     "checkpoint_without_optimizer", "loader_starts_again", "checkpoint_of_rank_0", "loads_not_strict",
-    "schedule_not_saved",
+    "schedule_not_saved", "schedule_begins_again",
 }  # fmt: skip
 PLACE = re.compile(r"\w+\.py:\d+")
 NOT_FOUND = {"broadcast_of_wrong_owner"}
@@ -79,7 +79,7 @@ for step in range(5):
     optimizer.step()
 """
 NOT_COMPARED = {
-    "an optimizer whose forward follows another's step": """
+    "an optimizer that adds gradients of other optimizers' steps": """
 optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in model]
 model = nn.parallel.DistributedDataParallel(model)
 for step in range(5):

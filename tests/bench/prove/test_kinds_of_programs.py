@@ -14,7 +14,7 @@ from fsdpbench.script.real_ranks.host_cuda import OneNodeError, start_group
 from fsdpbench.script.real_ranks.rank import Task, Way
 from fsdpbench.script.real_ranks.watching import NotComparedError
 
-from .programs_on_ranks import TRAIN, config_of, gradients_of
+from .programs_on_ranks import SUMS, TRAIN, config_of, gradients_of
 
 SPAWNED = """
 def main(gpu, gpus):
@@ -375,6 +375,92 @@ for step in range(6):
         optimizer.step()
     optimizer.zero_grad()
 """,
+    "models of equal names, whose optimizers take turns and keep what the other's backward adds": """
+dist.init_process_group("nccl")
+generator, discriminator = net().cuda(), net().cuda()
+for each in (generator, discriminator):
+    fully_shard(each)
+generates, judges = (torch.optim.Adam(each.parameters(), lr=1e-3) for each in (generator, discriminator))
+for step in range(12):
+    real, noise = data(2 * step), data(2 * step + 1)
+    if step % 3 < 2:
+        judges.zero_grad()
+        (discriminator(generator(noise).detach()) - discriminator(real)).mean().backward()
+        judges.step()
+    else:
+        generates.zero_grad()
+        discriminator(generator(noise)).square().mean().backward()
+        generates.step()
+""",
+    "backwards of two optimizers behind one forward": """
+dist.init_process_group("nccl")
+actor, critic = (nn.parallel.DistributedDataParallel(net().cuda()) for _ in range(2))
+acts, judges = (torch.optim.Adam(each.parameters(), lr=1e-3) for each in (actor, critic))
+for step in range(5):
+    acts.zero_grad()
+    judges.zero_grad()
+    action, value = actor(data(step)), critic(data(step))
+    (action - value.detach()).square().mean().backward()
+    acts.step()
+    (value - 1).square().mean().backward()
+    judges.step()
+""",
+    "FSDP1 with original parameters, offloaded and clipped": """
+from torch.distributed.fsdp import CPUOffload
+dist.init_process_group("nccl")
+model = FullyShardedDataParallel(net().cuda(), use_orig_params=True, cpu_offload=CPUOffload(True))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(5):
+    model(data(step)).square().mean().backward()
+    model.clip_grad_norm_(0.05)
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "replicate": """
+from torch.distributed._composable.replicate import replicate
+dist.init_process_group("nccl")
+model = replicate(net().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN,
+    "replicate of FSDP2, with mixed precision": """
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import MixedPrecisionPolicy
+dist.init_process_group("nccl")
+model = net().cuda()
+for each in (model[0], model[2], model):
+    replicate(each, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN,
+    "two steps in all": """
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(net().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN.replace("range(5)", "range(2)"),
+    "gradients of two tasks, projected where they are opposed": """
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(net().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    both = []
+    for sign in (1.0, -1.0):
+        optimizer.zero_grad()
+        (model(data(step)) - sign).square().mean().backward()
+        both.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    one, two = both
+    dot = torch.dot(one, two)
+    merged = one + two if dot > 0 else (one - dot / two.dot(two) * two) + (two - dot / one.dot(one) * one)
+    for p, part in zip(model.parameters(), merged.split([p.numel() for p in model.parameters()])):
+        p.grad = part.view_as(p).clone()
+    optimizer.step()
+""",
+    "sums that FSDP2 adds, divided by all tokens behind the last microbatch": SUMS.format(divisor="count"),
+    "means that FSDP2 adds, divided by the script and clipped": SUMS.format(divisor="dist.get_world_size()")
+    .replace(".sum().backward()", ".mean().backward()")
+    .replace("[: 4 - dist.get_rank() % 2]", "")
+    .replace("optimizer.step()", "nn.utils.clip_grad_norm_(model.parameters(), 0.01)\n    optimizer.step()"),
     "blocks that leave their list on some ranks": """
 class Deep(nn.Module):
     def __init__(self):

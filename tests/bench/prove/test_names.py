@@ -45,3 +45,27 @@ def test_tied_weights_keep_both_names_and_replaced_ones_take_the_old() -> None:
     assert names.of(paths) == [path for path, _ in paths]
     other = nn.ModuleDict({"one": nn.Linear(2, 2), "two": nn.Linear(2, 2)})
     assert sorted(names_of(other, names).values()) == ["one.bias", "one.weight", "two.bias", "two.weight"]
+
+
+def test_models_of_equal_names_keep_theirs_in_the_order_of_their_optimizers() -> None:
+    models = [nn.Linear(2, 2) for _ in range(3)]
+    every = [[(path, id(each)) for path, each in model.named_parameters()] for model in models]
+    names, trained = Names(), {id(p): p for model in (models[2], models[0]) for p in model.parameters()}
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):  # as modules are found in memory
+        found = dict(names.of_all([every[index] for index in order], trained))
+        of_model = {index: found[order.index(index)] for index in order}
+        assert of_model[2] == ["weight", "bias"]
+        assert of_model[0] == ["weight (2)", "bias (2)"]
+        assert of_model[1] == ["weight", "bias"], "not trained: the first one's are kept"
+
+
+def test_a_model_that_holds_another_shares_its_names() -> None:
+    inner = nn.Linear(2, 2)
+    outer = nn.ModuleDict({"inner": inner, "head": nn.Linear(2, 2)})
+    paths = [[(path, id(each)) for path, each in model.named_parameters()] for model in (inner, outer)]
+    names, trained = Names(), {id(p): p for p in outer.parameters()}
+    for index, found in names.of_all(paths, trained):
+        names.learn(
+            [(name, identity) for name, (_, identity) in zip(found, paths[index], strict=True)], trained
+        )
+        assert found[:2] == ["inner.weight", "inner.bias"]

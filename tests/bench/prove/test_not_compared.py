@@ -8,7 +8,7 @@ import pytest
 
 from fsdpbench.answers.prove.verdict import Verdict
 
-from .programs_on_ranks import TRAIN, gradients_of
+from .programs_on_ranks import SUMS, TRAIN, gradients_of
 
 NOT_JUDGED = {
     "ranks with other blocks from the beginning": (
@@ -87,6 +87,95 @@ for step in range(5):
     optimizer.zero_grad()
 """,
         "the script itself reduces gradients and changes them",
+    ),
+    "signs that the script adds, as a vote": (
+        """
+dist.init_process_group("nccl")
+model = net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(5):
+    model(data(step)).square().mean().backward()
+    for p in model.parameters():
+        vote = p.grad.sign()
+        dist.all_reduce(vote)
+        p.grad.copy_(vote.sign())
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        "train.py:18: the script sends whole numbers for gradients, as in a vote of signs",
+    ),
+    "signs of momentum that an optimizer gathers": (
+        """
+class Signs(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-3})
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            own = self.state[p].setdefault("momentum", torch.zeros_like(p))
+            own.lerp_(p.grad, 0.1)
+            every = [torch.empty_like(p, dtype=torch.int8) for _ in range(dist.get_world_size())]
+            dist.all_gather(every, own.sign().to(torch.int8))
+            p.add_(torch.stack(every).sum(0).sign(), alpha=-1e-3)
+dist.init_process_group("nccl")
+model = net().cuda()
+optimizer = Signs(model.parameters())
+"""
+        + TRAIN,
+        "the script sends whole numbers for gradients, as in a vote of signs",
+    ),
+    "gradients of each sample by torch.func": (
+        """
+from torch.func import functional_call, grad, vmap
+dist.init_process_group("nccl")
+model = net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+own = vmap(grad(lambda weights, x: functional_call(model, weights, (x[None],)).square().mean()), (None, 0))
+for step in range(5):
+    found = own({name: p.detach() for name, p in model.named_parameters()}, data(step))
+    for name, p in model.named_parameters():
+        p.grad = found[name].mean(0)
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+    optimizer.step()
+""",
+        "functional_call, and its own weights, is not compared",
+    ),
+    "gradients of autograd.grad, added in a row": (
+        """
+dist.init_process_group("nccl")
+model = net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    found = torch.autograd.grad(model(data(step)).mean(), list(model.parameters()))
+    for p, g in zip(model.parameters(), found):
+        dist.all_reduce(g)
+        p.grad = g / dist.get_world_size()
+    optimizer.step()
+""",
+        "no gradient of a parameter was seen in a backward()",
+    ),
+    "weights of bfloat16, of which the optimizer has others in float32": (
+        """
+dist.init_process_group("nccl")
+model = nn.Sequential(nn.LayerNorm(8), net()).cuda().bfloat16()
+masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+optimizer = torch.optim.SGD(masters, lr=1e-3)
+for step in range(5):
+    model(data(step).bfloat16()).float().square().mean().backward()
+    for own, p in zip(masters, model.parameters()):
+        own.grad, p.grad = p.grad.float(), None
+        dist.all_reduce(own.grad)
+        own.grad /= dist.get_world_size()
+    optimizer.step()
+    for own, p in zip(masters, model.parameters()):
+        p.data.copy_(own)
+""",
+        "an optimizer has other tensors, of which the script makes",
+    ),
+    "means that are divided by microbatches and ranks at once": (
+        SUMS.format(divisor="2 * dist.get_world_size()").replace(".sum().backward()", ".mean().backward()"),
+        "gradients are divided by 4 behind the backward",
     ),
     "weights that are averaged now and then": (
         """
