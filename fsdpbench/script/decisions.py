@@ -43,6 +43,7 @@ from fsdpbench.sim.torch_device.tensors import Assumed, is_on_device, tensors_in
 _MOST_IN_WORDS = 3
 _WRITERS = ("json", "csv", "logging", "pprint", "yaml")
 """Modules that compare numbers to write them."""
+_PASSING = ("fsdpbench.", "torch._ops", "torch._compile", "torch._dynamo.eval_frame")
 _MOST_FOLLOWED = 1 << 20
 _INFINITE = (math.inf, -math.inf)
 
@@ -323,9 +324,10 @@ def _is_written_down() -> bool:
 
 
 def _asking() -> FrameType | None:
-    """Return the frame that asks for a value, behind the bench's own."""
+    """Return the frame that asks for a value, behind the bench's own and those through which torch passes an
+    operator to the sanitizer."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("fsdpbench."):
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_PASSING):
         frame = frame.f_back
     return frame
 

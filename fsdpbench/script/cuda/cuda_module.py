@@ -71,6 +71,9 @@ def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
         patch(name, _taking_its_place(getattr(module.memory, last_part(name))))
     replace(torch.cuda.memory, memory_snapshot=module.memory.memory_snapshot)
     functions["Stream"].cuda_stream = property(lambda stream: stream.number)
+    functions["Stream"].priority_range = staticmethod(lambda: (0, -3))
+    for name in ("ipc_handle", "from_ipc_handle"):
+        setattr(functions["Event"], name, refusal(f"torch.cuda.Event.{name}", "share tensors by collectives"))
     extend(accelerator)
     _map_submodules(accelerator)
 
@@ -157,7 +160,10 @@ def _is_capturing(accelerator: Accelerator) -> bool:
 
 
 _CALLS_OF_RUNTIME = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister")
-_RUNTIME = types.SimpleNamespace(**dict.fromkeys(_CALLS_OF_RUNTIME, lambda *args: 0))
+_RUNTIME = types.SimpleNamespace(
+    cudaMemGetInfo=lambda device: torch.cuda.mem_get_info(device),
+    **dict.fromkeys(_CALLS_OF_RUNTIME, lambda *args: 0),
+)
 """`torch.cuda.cudart()`: scripts start and stop outside profilers by it, checkpoints pin their staging
 memory. All of the host's memory is taken for pinned."""
 _ONLY_CUDA_PRIVATE: dict[str, Any] = {
@@ -188,6 +194,7 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
         "getDefaultStream": lambda device: _NUMBERS(cuda.default_stream(device)),
         "setStream": lambda stream_id, **_: cuda.set_stream(cuda.Stream(stream_id=stream_id)),
         "sleep": partial(_spin, accelerator),
+        "hostMemoryStats": partial(_pinned_bytes, accelerator),
         **{
             name: partial(lambda find, *args, **kwargs: find(cuda)(*args, **kwargs), attrgetter(public))
             for name, public in table["public"].items()
@@ -202,6 +209,15 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
 
 
 _NUMBERS = attrgetter("stream_id", "device_index", "device_type")
+
+
+def _pinned_bytes(accelerator: Accelerator) -> dict[str, dict[str, int]]:
+    """Return the bytes of pinned memory, in use and of torch's allocator, which keeps what it has taken."""
+    used, peak, total = (accelerator.pinned[name] for name in ("bytes", "peak", "total"))
+    return {
+        "active_bytes": {"current": used, "peak": peak, "allocated": total, "freed": total - used},
+        "allocated_bytes": {"current": peak, "peak": peak, "allocated": peak, "freed": 0},
+    }
 
 
 def _spin(accelerator: Accelerator, cycles: int) -> None:

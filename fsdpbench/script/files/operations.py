@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import _io
 import builtins
 import errno
 import functools
-import io
 import multiprocessing
 import os
 import shutil
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +65,20 @@ class ScriptFiles:
         self._replace(shutil, "rmtree", self._through(self._remove_tree))
         self._replace(subprocess.Popen, "__init__", passing_to(self._starting))
         self._replace(sqlite3, "connect", passing_to(self._connecting))
-        self._replace(builtins, "open", passing_to(self._opening))
-        io.open, self._restore = builtins.open, [*self._restore, (io, "open", io.open)]
+        self._replace_open()
+        if self._overlay.keeps_all:
+            sys.meta_path.append(_Modules(self._overlay))
         self.checkpoints.install()
+
+    def _replace_open(self) -> None:
+        """Wrap `open`, also where a module has it by another name (`tarfile`, `bz2`, `tokenize`, `io`)."""
+        original = builtins.open
+        self._replace(builtins, "open", passing_to(self._opening))
+        for module in [*sys.modules.values()]:
+            for name in [name for name, each in vars(module).items() if each is original]:
+                if module is not _io:
+                    self._restore.append((module, name, original))
+                    setattr(module, name, builtins.open)
 
     def settle(self) -> dict[str, object] | None:
         """Restore the functions when the script has ended; return the layer's content for the result."""
@@ -238,6 +252,17 @@ class ScriptFiles:
         """Call `os.system`: programs that would change files from before are refused."""
         _refuse(self._overlay, os.fsdecode(command).split(), os.getcwd())
         return original(command)
+
+
+class _Modules(MetaPathFinder):
+    """A finder of modules that the script itself wrote into the layer."""
+
+    def __init__(self, overlay: Overlay) -> None:
+        self._overlay = overlay
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        places = (self._overlay.over(self._overlay.resolve(each)) for each in path or sys.path)
+        return PathFinder.find_spec(name, [each for each in places if REAL.isdir(each)])
 
 
 def _refuse(overlay: Overlay, words: list[str], folder: Any) -> None:

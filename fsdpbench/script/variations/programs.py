@@ -23,7 +23,7 @@ from fsdpbench.script.interposing import (
     around_init,
     replace_checkpoint,
 )
-from fsdpbench.script.model_blocks import has_units, roots, stacked
+from fsdpbench.script.model_blocks import blocks_of, has_units, roots, stacked
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.variations.sharding import NoEffectError, Variation
 from fsdpbench.sim import Simulation
@@ -123,7 +123,17 @@ _checkpoint = torch_checkpoint.checkpoint
 
 
 class Checkpointed(_OfUnits):
-    """A variation in which every unit that holds no other recomputes its forward."""
+    """A variation in which every unit that holds no other recomputes its forward; without units every block
+    of the models that are there when an optimizer is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._blocks())
+
+    def _blocks(self) -> None:
+        for blocks in map(blocks_of, () if self.count else roots()):
+            for module in () if blocks is None else blocks.modules:
+                self.unit(module)
 
     def unit(self, module: nn.Module) -> None:
         if not hasattr(module, "_checkpoint_wrapped_module"):
