@@ -58,11 +58,6 @@ def around_imports(names: re.Pattern[str], execute: Callable[..., Any]) -> None:
     sys.meta_path.insert(0, Finder())
 
 
-def around_fsdp1(before: Before) -> None:
-    """Call `before` for every `FullyShardedDataParallel`, also for those that a policy makes."""
-    around_init(fsdp.FullyShardedDataParallel, before)
-
-
 def around_loader(before: Before) -> None:
     """Call `before` with the dataset of every `DataLoader`."""
     around_init(DataLoader, before)

@@ -97,8 +97,7 @@ _SHARDED = Change(
 
 
 def changes_for(config: Config, seen: Mapping[str, Any] | None = None) -> list[Change]:
-    """Return the changes of one setting that `config` and its system allow. `seen`: what a script was seen
-    to do, without which each change of one is tried."""
+    """Return the changes of one setting that `config` and its system allow. `seen`: what a script does."""
     if config.script is not None:
         candidates = [*_of_script(config.script, seen), *_of_machines(config)]
     else:
@@ -159,24 +158,19 @@ def _of_machines(config: Config) -> Iterator[Change]:
 def _of_script(script: ScriptSource, seen: Mapping[str, Any] | None) -> Iterator[Change]:
     """Yield the changes of one line of a script, its environment or an argument."""
     yield _ALLOCATOR
-    if seen is None or _CHANGES["wrap-root"](seen):
-        yield Change(
-            "fully_shard(model, ...)",
-            "after the blocks are: shards what is in none of them",
-            fields=(("what_if", WhatIf(variation="wrap-root")),),
-        )
+    if seen is None or seen["sharding"]:
+        root = WhatIf(variation="wrap-root")
+        what = "after the blocks are: shards what is in none of them"
+        yield Change("fully_shard(model, ...)", what, fields=(("what_if", root),))
     for _, trade in all_trades():
-        if (
-            trade.variation
-            and trade.memory is Effect.LESS
-            and (seen is None or _CHANGES[trade.variation](seen))
-        ):
+        is_of = seen is None or not trade.needs or seen[trade.needs]
+        if trade.variation and trade.memory is Effect.LESS and is_of:
             work = 0.5 if trade.variation == "half-batch" else 1.0
             varied = (("what_if", WhatIf(variation=trade.variation)),)
             yield Change(trade.script or "", trade.words, fields=varied, work=work)
     arguments, batch = script.arguments, (seen or {}).get("batch")
-    if batch is not None and not any(_BATCH.fullmatch(each.partition("=")[0]) for each in arguments):
-        arguments = (*arguments, batch["option"], str(batch["value"]))  # the parser's default
+    if batch and not any(_BATCH.fullmatch(each.partition("=")[0]) for each in arguments):
+        arguments = (*arguments, batch["option"], str(batch["value"]))
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         place += 0 if equals else 1
@@ -196,21 +190,6 @@ def _of_script(script: ScriptSource, seen: Mapping[str, Any] | None) -> Iterator
             )
 
 
-def _has_units(seen: Mapping[str, Any]) -> bool:
-    return bool(seen["sharding"])
-
-
-_CHANGES: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
-    "wrap-root": lambda seen: bool(seen["model"].get("unwrapped_root")),
-    "wrap-blocks": _has_units,
-    "reshard": _has_units,
-    "bf16": _has_units,
-    "checkpoint": lambda seen: seen["checkpointing"] is None,
-    "half-batch": lambda seen: any(each["batch_size"] for each in seen["loaders"]),
-    "fused": lambda seen: any(each["has_fused"] and not each["fused"] for each in seen["optimizers"]),
-    "none-grads": lambda seen: seen["zeroed"] is not None,
-}
-"""Whether a variation changes anything in a script that was seen to do so much."""
 _BATCH = re.compile(r"--?(?:.*[-_])?(?:batch|batch[-_]size|bs|b)")
 
 

@@ -194,7 +194,6 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
         "getDefaultStream": lambda device: _NUMBERS(cuda.default_stream(device)),
         "setStream": lambda stream_id, **_: cuda.set_stream(cuda.Stream(stream_id=stream_id)),
         "sleep": partial(_spin, accelerator),
-        "hostMemoryStats": partial(_pinned_bytes, accelerator),
         **{
             name: partial(lambda find, *args, **kwargs: find(cuda)(*args, **kwargs), attrgetter(public))
             for name, public in table["public"].items()
@@ -209,15 +208,6 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
 
 
 _NUMBERS = attrgetter("stream_id", "device_index", "device_type")
-
-
-def _pinned_bytes(accelerator: Accelerator) -> dict[str, dict[str, int]]:
-    """Return the bytes of pinned memory, in use and of torch's allocator, which keeps what it has taken."""
-    used, peak, total = (accelerator.pinned[name] for name in ("bytes", "peak", "total"))
-    return {
-        "active_bytes": {"current": used, "peak": peak, "allocated": total, "freed": total - used},
-        "allocated_bytes": {"current": peak, "peak": peak, "allocated": peak, "freed": 0},
-    }
 
 
 def _spin(accelerator: Accelerator, cycles: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _io
 import builtins
+import contextlib
 import errno
 import functools
 import multiprocessing
@@ -382,19 +383,15 @@ class _Entry:
         return os.lstat(self.path).st_ino
 
 
-class _Entries(list[_Entry]):
+class _Entries(list[_Entry], contextlib.AbstractContextManager[Any]):
     """The result of `os.scandir`: an iterator that is a context."""
+
+    close = list.clear
 
     def __next__(self) -> _Entry:
         if not self:
             raise StopIteration
         return self.pop(0)
 
-    def __enter__(self) -> _Entries:
-        return self
-
     def __exit__(self, *exc_info: object) -> None:
-        return None
-
-    def close(self) -> None:
-        self.clear()
+        self.close()

@@ -18,7 +18,6 @@ from fsdpbench.base.torch_internals import BaseDataLoaderIter
 from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
 from fsdpbench.script.interposing import (
     around,
-    around_fsdp1,
     around_fully_shard,
     around_init,
     replace_checkpoint,
@@ -64,7 +63,7 @@ class _OfUnits:
     def __init__(self) -> None:
         self.count = 0
         around_fully_shard(self._before)
-        around_fsdp1(self._before_fsdp1)
+        around_init(fsdp.FullyShardedDataParallel, self._before_fsdp1)
 
     def _before_fsdp1(self, module: Any, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("auto_wrap_policy") is None:
@@ -131,8 +130,8 @@ class Checkpointed(_OfUnits):
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._blocks())
 
     def _blocks(self) -> None:
-        for blocks in map(blocks_of, () if self.count else roots()):
-            for module in () if blocks is None else blocks.modules:
+        for blocks in filter(None, map(blocks_of, () if self.count else roots())):
+            for module in blocks.modules:
                 self.unit(module)
 
     def unit(self, module: nn.Module) -> None:
@@ -198,7 +197,7 @@ class ByUnit(NotCheckpointed):
         ]
         self._blocks: tuple[nn.Module, ...] = ()
         around_fully_shard(self._before)
-        around_fsdp1(self._before)
+        around_init(fsdp.FullyShardedDataParallel, self._before)
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._reshard())
 
     def _before(self, module: Any, kwargs: Mapping[str, Any]) -> None:

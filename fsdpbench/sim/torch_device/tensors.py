@@ -350,7 +350,6 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
 def _take_pinned(storage: Any) -> None:
     held, most = ACCELERATOR.pinned, ACCELERATOR.most_pinned
     held["bytes"] += (nbytes := 1 << max(0, storage.nbytes() - 1).bit_length())  # as torch rounds it
-    held["total"], held["peak"] = held["total"] + nbytes, max(held["peak"], held["bytes"])
     weakref.finalize(storage, held.subtract, {"bytes": nbytes})
     if held["bytes"] > most:
         raise torch.OutOfMemoryError(

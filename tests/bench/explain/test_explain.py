@@ -72,7 +72,7 @@ def test_what_held_memory_adds_up_to_the_gpu_and_a_change_that_fits_has_a_price(
     wanted = ("--batch 20000 --grad-accum 2", "--reduce-dtype bf16")
     every = advice.changes_for
     monkeypatch.setattr(
-        advice, "changes_for", lambda config: [change for change in every(config) if change.write in wanted]
+        advice, "changes_for", lambda *asked: [change for change in every(*asked) if change.write in wanted]
     )
     found = explained(fsdpbench, *BIG_BATCH.split())["simulation"]
     account = found["account"]
@@ -207,7 +207,7 @@ def test_of_what_needs_many_times_the_memory_pairs_are_tried(
 ) -> None:
     wanted, every = ("--batch 100000 --grad-accum 8", "--loss fused"), advice.changes_for
     monkeypatch.setattr(
-        advice, "changes_for", lambda config: [change for change in every(config) if change.write in wanted]
+        advice, "changes_for", lambda *asked: [change for change in every(*asked) if change.write in wanted]
     )
     words = "--model llama-tiny --gpus 8 --device sim --batch 800000"
     found = explained(fsdpbench, *words.split())["simulation"]

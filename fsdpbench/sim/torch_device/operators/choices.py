@@ -130,7 +130,7 @@ def followed_choice(
     if isinstance(first, tensors.Chosen):
         if name in ("max", "amax") and results and results[0].numel() == 1:
             return Found(number=first.among - 1)
-        if name in ("eq", "ne") and _is_text(first) and _is_number(args[1]):
+        if name in ("eq", "ne") and _is_text(first) and torch.as_tensor(args[1]).numel() == 1:
             ACCELERATOR.guess(f"torch.{name}", "none is: sampled texts reach their longest")
             return Found(number=int(name == "ne"))
         return Found(_compared_choice(name, args, first))
@@ -145,10 +145,6 @@ def followed_choice(
 
 def _is_text(choice: tensors.Choice | None) -> bool:
     return isinstance(choice, tensors.Chosen) and choice.among >= _VOCABULARY
-
-
-def _is_number(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or value.numel() == 1
 
 
 def _one_hot(args: Sequence[Any]) -> tensors.Share | None:

@@ -53,12 +53,13 @@ _INDEX = torch.int64
 
 
 def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Run `topk`, `sort`, `argmax` or `max` over a dimension: the indices are choices among its elements."""
+    """Run `topk`, `sort`, `argmax`, `max` or `multinomial`: the indices are choices among a dimension's."""
     result = by_shape(scores, *args, **kwargs)
-    if not ACCELERATOR.follows_numbers or scores.dim() < 2 or choice_of(scores) is not None:
-        return result
     indices = result[1] if isinstance(result, (list, tuple)) else result
-    dim = bind(operator, (scores, *args), kwargs).get("dim") if choice_of(indices) is None else None
+    unknown = choice_of(scores) is None and choice_of(indices) is None
+    if not ACCELERATOR.follows_numbers or scores.dim() < 2 or not unknown:
+        return result
+    dim = bind(operator, (scores, *args), kwargs).get("dim", -1)
     if isinstance(dim, int) and indices.dtype is _INDEX and indices.dim() >= scores.dim() - 1:
         mark(indices, Chosen(scores.shape[dim]))
     return result
@@ -155,7 +156,7 @@ def written_by_places(
 _UNIQUE = "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"
 
 CHOICE_OPERATORS: dict[str, Kernel] = {
-    **dict.fromkeys(("topk", "sort", "argmax", "max"), ranked),
+    **dict.fromkeys(("topk", "sort", "argmax", "max", "multinomial"), ranked),
     "nonzero": nonzero,
     "masked_select": masked_select,
     **dict.fromkeys(_UNIQUE, distinct),
@@ -473,14 +474,6 @@ def _repeated(
     return result
 
 
-def _drawn(operator: Any, by_shape: Kernel, weights: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Run `multinomial`: each is a choice among as many as there are weights."""
-    result: torch.Tensor = by_shape(weights, *args, **kwargs)
-    if ACCELERATOR.follows_numbers:
-        mark(result, Chosen(weights.shape[-1]))
-    return result
-
-
 SPECIAL_OPERATORS: dict[str, Kernel] = {
     **dict.fromkeys(_LIKE, _like), "_local_scalar_dense": _item, "equal": _equal, "allclose": _equal,
     "_is_all_true": _all_valid, "_to_copy": _to_copy, "copy_": _copy, "_copy_from": _copy,
@@ -491,5 +484,5 @@ SPECIAL_OPERATORS: dict[str, Kernel] = {
     **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), _never), "index": _index,
     "isin": _found,
     **dict.fromkeys(("masked_fill", "masked_fill_"), _masked_fill), "bincount": _counted, "histc": _counted,
-    "repeat_interleave": _repeated, **CHOICE_OPERATORS, "multinomial": _drawn,
+    "repeat_interleave": _repeated, **CHOICE_OPERATORS
 }  # fmt: skip
