@@ -75,11 +75,10 @@ class ScriptFiles:
         """Wrap `open`, also where a module has it by another name (`tarfile`, `bz2`, `tokenize`, `io`)."""
         original = builtins.open
         self._replace(builtins, "open", passing_to(self._opening))
-        for module in [*sys.modules.values()]:
+        for module in {*sys.modules.values()} - {_io}:
             for name in [name for name, each in vars(module).items() if each is original]:
-                if module is not _io:
-                    self._restore.append((module, name, original))
-                    setattr(module, name, builtins.open)
+                self._restore.append((module, name, original))
+                setattr(module, name, builtins.open)
 
     def settle(self) -> dict[str, object] | None:
         """Restore the functions when the script has ended; return the layer's content for the result."""

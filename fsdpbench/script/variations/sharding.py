@@ -176,12 +176,6 @@ class NoEffectError(RuntimeError):
         super().__init__(f"the script has nothing that the variation {variation.value!r} could change")
 
 
-def parse_variation(text: str) -> tuple[Variation, str]:
-    """Return the variation that `text` names, and the text behind its `=`."""
-    name, _, value = text.partition("=")
-    return Variation(name), value
-
-
 class Blocks:
     """A variation whose units are the repeated blocks and the model around them, whatever the script wraps.
 

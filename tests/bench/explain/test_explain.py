@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.answers.explain import advice
-from fsdpbench.cli.requests.script_request import config_asked_for
+from fsdpbench.cli.requests.script_request import config_asked_for, script_config
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import Trial
@@ -144,6 +144,33 @@ def test_a_script_that_runs_out_is_told_the_line_and_what_fits(
     assert "-- --batch 450000" in writes
     assert any("checkpoint" in write for write in writes)
     assert not any("DataLoader" in write for write in writes), "the script has none"
+
+
+def test_changes_of_a_script_are_those_of_what_it_does(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    config = script_config({"script": tmp_path / "train.py", "gpus": "8"}, ())
+    assert config is not None
+    batch = {"option": "--batch", "value": 12}
+    seen: dict[str, Any] = {"sharding": [], "loaders": [], "zeroed": None, "batch": batch}
+    replicated = {change.write for change in advice.changes_for(config, seen)}
+    assert {"-- --batch 6", "-- --batch 3", "--gpus 16"} <= replicated
+    assert not any("shard" in write or "DataLoader" in write or "zero_grad" in write for write in replicated)
+    seen |= {"sharding": [1], "loaders": [1]}
+    sharded = {change.write for change in advice.changes_for(config, seen)}
+    assert "fully_shard(model, ...)" in sharded
+    assert any(write.startswith("reshard_after_forward=True") for write in sharded)
+    assert len(advice.changes_for(config)) > len(sharded) - 2, "all of them, where nothing was seen"
+
+
+@pytest.mark.campaign
+def test_blocks_of_a_replicated_script_can_be_recomputed(fsdpbench: CommandLine, tmp_path: Path) -> None:
+    script, shards = tmp_path / "train.py", "for block in model:\n    fully_shard(block)\nfully_shard(model)"
+    assert shards in SCRIPT
+    script.write_text(SCRIPT.replace(shards, "model = nn.parallel.DistributedDataParallel(model)"))
+    told = ("--script", str(script), "--gpus", "8", "--", "--batch", "600000")
+    found = json.loads(fsdpbench("explain", "--json", *told).stdout)["simulation"]
+    assert any("checkpoint" in change["write"] for change in found["changes"])
+    assert found["configurations_simulated"] < 10
 
 
 @pytest.mark.campaign

@@ -100,9 +100,8 @@ def distinct(operator: Any, by_shape: Kernel, tensor: torch.Tensor, *args: Any, 
     if "sorted" in given:
         given["sorted"] = True  # on a GPU they always are
     found = operator(*(given | {"self": placed(numbers, tensor)}).values())
-    rows = found[0].shape[given.get("dim") or 0]
     if assumed:
-        ACCELERATOR.guess("torch.unique", f"assumed: {rows} of {tensor.numel()}")
+        ACCELERATOR.guess("torch.unique", f"assumed: {len(found[0])} of {tensor.numel()}")
     ordered = tensor.reshape(-1).sort().values
     ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=ordered)
     outputs = [(NEW, tuple(each.shape), None, each.dtype, each.nbytes) for each in found]
