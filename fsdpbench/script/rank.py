@@ -299,9 +299,6 @@ def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
         setattr(time, name, replacement)
 
 
-_PEAK = ".peak"
-
-
 class HostPeak:
     """The most bytes of tensors that the host held when it was looked at: once a step and moment."""
 
@@ -395,7 +392,7 @@ class Peaks:
 
     def _reset(self, reader: Counter[str], other: Counter[str]) -> None:
         now = self._allocator.memory_stats()
-        other |= Counter({name: value for name, value in now.items() if name.endswith(_PEAK)})
+        other |= Counter({name: value for name, value in now.items() if name.endswith(".peak")})
         reader.clear()
         self._allocator.reset_peak_memory_stats()
 

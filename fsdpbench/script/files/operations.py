@@ -17,6 +17,7 @@ from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fsdpbench.script.cuda.refusals import NotSimulatedError
@@ -68,15 +69,17 @@ class ScriptFiles:
         self._replace(sqlite3, "connect", passing_to(self._connecting))
         self._replace_open()
         if self._overlay.keeps_all:
-            sys.meta_path.append(_Modules(self._overlay))
+            self._restore.append((sys, "meta_path", sys.meta_path))
+            sys.meta_path = [*sys.meta_path, _Modules(self._overlay)]
         self.checkpoints.install()
 
     def _replace_open(self) -> None:
         """Wrap `open`, also where a module has it by another name (`tarfile`, `bz2`, `tokenize`, `io`)."""
         original = builtins.open
         self._replace(builtins, "open", passing_to(self._opening))
-        for module in {*sys.modules.values()} - {_io}:
-            for name in [name for name, each in vars(module).items() if each is original]:
+        for module in [each for each in sys.modules.values() if isinstance(each, ModuleType)]:
+            names = [name for name, each in vars(module).items() if each is original]
+            for name in names if module is not _io else ():
                 self._restore.append((module, name, original))
                 setattr(module, name, builtins.open)
 
