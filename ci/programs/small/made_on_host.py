@@ -26,10 +26,11 @@ dist.init_process_group("nccl")
 model = Tied()
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 model.cuda()
-ddp = nn.parallel.DistributedDataParallel(model)
 for _ in range(8):
     ids = torch.randint(0, 8192, (8, 64)).cuda()
-    nn.functional.cross_entropy(ddp(ids).flatten(0, 1), ids.flatten()).backward()
+    nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
     optimizer.step()
     optimizer.zero_grad()
 states, tied = len(optimizer.state), model.head.weight is model.table.weight
