@@ -67,21 +67,12 @@ class ScriptFiles:
         self._replace(shutil, "rmtree", self._through(self._remove_tree))
         self._replace(subprocess.Popen, "__init__", passing_to(self._starting))
         self._replace(sqlite3, "connect", passing_to(self._connecting))
-        self._replace_open()
+        for module, name in _copies(builtins.open):
+            self._replace(module, name, passing_to(self._opening))
         if self._overlay.keeps_all:
             self._restore.append((sys, "meta_path", sys.meta_path))
             sys.meta_path = [*sys.meta_path, _Modules(self._overlay)]
         self.checkpoints.install()
-
-    def _replace_open(self) -> None:
-        """Wrap `open`, also where a module has it by another name (`tarfile`, `bz2`, `tokenize`, `io`)."""
-        original = builtins.open
-        self._replace(builtins, "open", passing_to(self._opening))
-        for module in [each for each in sys.modules.values() if isinstance(each, ModuleType)]:
-            names = [name for name, each in vars(module).items() if each is original]
-            for name in names if module is not _io else ():
-                self._restore.append((module, name, original))
-                setattr(module, name, builtins.open)
 
     def settle(self) -> dict[str, object] | None:
         """Restore the functions when the script has ended; return the layer's content for the result."""
@@ -255,6 +246,12 @@ class ScriptFiles:
         """Call `os.system`: programs that would change files from before are refused."""
         _refuse(self._overlay, os.fsdecode(command).split(), os.getcwd())
         return original(command)
+
+
+def _copies(original: Any) -> list[tuple[ModuleType, str]]:
+    """Return the modules that have `open`, and its name there (`tarfile`, `bz2` and `tokenize` copy it)."""
+    held = [each for each in sys.modules.values() if isinstance(each, ModuleType) and each is not _io]
+    return [(each, name) for each in held for name, value in vars(each).items() if value is original]
 
 
 class _Modules(MetaPathFinder):

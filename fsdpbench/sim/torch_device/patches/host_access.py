@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FlatParameter
 
 from fsdpbench.base.torch_internals import patch, replace, swap_tensor_impl, tree_leaves
 from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.strict.words import legacy_type
 from fsdpbench.sim.torch_device.tensors import is_on_device, pinned_copy
 from fsdpbench.sim.torch_device.tensors import is_pinned as lies_in_pinned_memory
@@ -106,7 +107,7 @@ def install_two_sided_parameters() -> None:
             data.__set__(self, value)
 
     replace(torch.Tensor, data=property(data.__get__, assign))
-    patch("has_compatible_type", functools.partial(functools.partial, _is_assigned))
+    patch("has_compatible_type", passing_to(_is_assigned))
 
 
 def _is_assigned(original: Callable[..., bool], tensor: Any, moved: Any) -> bool:
