@@ -5,8 +5,6 @@ where, which is why it is started with interruptions held back. At the end nothi
 take a third of a second, for which the reader of the command's output waits: the server has it open too.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

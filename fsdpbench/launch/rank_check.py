@@ -4,8 +4,8 @@
     them
                     └── then the others, as many at a time as there are cores; each ends as rank 0 does
 
-    <configuration>/  collectives.json  trace/rank0_record.json …      rank 0, as without the check
-      ranks/rank3/    collectives.json  stdout.log  stderr.log         another rank
+    <configuration>/  collectives.pickle  trace/rank0_record.json …      rank 0, as without the check
+      ranks/rank3/    collectives.pickle  stdout.log  stderr.log         another rank
 
 All of them share the configuration's timeout. A rank that runs past it writes down where it stands.
 """

@@ -82,15 +82,22 @@ _OURS = f"{Path(__file__).parents[1]}/"
 
 def innermost_frame(stacks: str) -> str | None:
     """Return the innermost frame of a `faulthandler` dump's last thread, which is the main thread, and the
-    line of a file that is not installed from which it came. Of this project's frames those are passed over.
+    line of a file that is not installed from which it came; of another thread, where the main thread has left
+    such files and waits for it. Of this project's frames those are passed over.
     """
-    _, _, main = stacks.rpartition("(most recent call first):")
-    frames = [match for line in main.splitlines() if (match := _FRAME.match(line))]
+    _, *threads = stacks.split("(most recent call first):")
+    found = [_shown(each) for each in reversed(threads)]
+    words = next((each for each, has_own in found if has_own), found[0][0] if found else [])
+    return ", from ".join(words) or None
+
+
+def _shown(thread: str) -> tuple[list[str], bool]:
+    """Return the frames of a thread that are shown, and whether one of them is in a file not installed."""
+    frames = [match for line in thread.splitlines() if (match := _FRAME.match(line))]
     others = [each for each in frames if not each["file"].startswith(_OURS)]
     own = [each for each in others if not _INSTALLED.search(each["file"])]
     shown = dict.fromkeys([*(others if own else frames)[:1], *own[:1]])
-    words = [f"{each['function']} ({Path(each['file']).name}:{each['line']})" for each in shown]
-    return ", from ".join(words) or None
+    return [f"{each['function']} ({Path(each['file']).name}:{each['line']})" for each in shown], bool(own)
 
 
 def how_it_ended(exit_code: int | None) -> str:

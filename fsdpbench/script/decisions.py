@@ -43,6 +43,7 @@ from fsdpbench.sim.torch_device.tensors import Assumed, is_on_device, tensors_in
 _MOST_IN_WORDS = 3
 _WRITERS = ("json", "csv", "logging", "pprint", "yaml")
 """Modules that compare numbers to write them."""
+_PASSING = ("__call__", "_fn", "inner")
 _MOST_FOLLOWED = 1 << 20
 _INFINITE = (math.inf, -math.inf)
 
@@ -324,9 +325,12 @@ def _is_written_down() -> bool:
 
 
 def _asking() -> FrameType | None:
-    """Return the frame that asks for a value, behind the bench's own."""
+    """Return the frame that asks for a value, behind the bench's own and torch's that pass an operator on."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("fsdpbench."):
+    while frame is not None and (
+        (module := str(frame.f_globals.get("__name__"))).startswith("fsdpbench.")
+        or (module.startswith("torch.") and frame.f_code.co_name in _PASSING)
+    ):
         frame = frame.f_back
     return frame
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch.distributed.fsdp as fsdp
 import torch.utils.checkpoint as torch_checkpoint
-from torch.utils.data import DataLoader
 
 from fsdpbench.base.torch_internals import FULLY_SHARD_PLACES, patch
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
@@ -56,16 +55,6 @@ def around_imports(names: re.Pattern[str], execute: Callable[..., Any]) -> None:
             return spec
 
     sys.meta_path.insert(0, Finder())
-
-
-def around_fsdp1(before: Before) -> None:
-    """Call `before` for every `FullyShardedDataParallel`, also for those that a policy makes."""
-    around_init(fsdp.FullyShardedDataParallel, before)
-
-
-def around_loader(before: Before) -> None:
-    """Call `before` with the dataset of every `DataLoader`."""
-    around_init(DataLoader, before)
 
 
 def replace_fully_shard(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -299,26 +299,6 @@ def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
         setattr(time, name, replacement)
 
 
-_PEAK = ".peak"
-
-
-class _Reader:
-    """The peaks since one reader's last reset."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, int] = {}
-
-    def hold(self, stats: dict[str, int]) -> None:
-        """Keep the peaks of `stats`, which are about to be reset."""
-        for name, value in stats.items():
-            if name.endswith(_PEAK):
-                self.held[name] = max(value, self.held.get(name, 0))
-
-    def read(self, stats: dict[str, int]) -> dict[str, int]:
-        """Return `stats` with this reader's peaks."""
-        return {**stats, **{name: max(value, stats[name]) for name, value in self.held.items()}}
-
-
 class HostPeak:
     """The most bytes of tensors that the host held when it was looked at: once a step and moment."""
 
@@ -380,22 +360,23 @@ class Peaks:
     """Memory peaks for two readers: the script, which may reset them at any time, and the bench, step by
     step.
 
-    The allocator has one set of peaks. A reader that resets it hands over to the other what that would lose.
+    The allocator has one set of peaks. A reader that resets it hands over to the other what that would lose,
+    which that one keeps until it resets them itself.
     Made after the simulation has started and before `torch.cuda` is mapped.
     """
 
     def __init__(self, simulation: Simulation) -> None:
         self._allocator = simulation.accelerator.allocator
-        self._script, self._bench = _Reader(), _Reader()
+        self._script, self._bench = Counter[str](), Counter[str]()
         self._readings = AllocatorReadings()
         self._seen: list[int] = []
         module: Any = torch.get_device_module(DEVICE_TYPE)
-        module.memory_stats = lambda device=None: self._script.read(self._allocator.memory_stats())
+        module.memory_stats = lambda device=None: self._read(self._script)
         module.reset_peak_memory_stats = lambda device=None: self._reset(self._script, self._bench)
 
     def take(self) -> StepMemory:
         """Return the bench's peaks and counts since the last call."""
-        stats = self._bench.read(self._allocator.memory_stats())
+        stats = self._read(self._bench)
         self._reset(self._bench, self._script)
         found = self._readings.since_last(stats)
         self._seen.append(found.reserved)
@@ -406,9 +387,13 @@ class Peaks:
         self.take()
         return {"in training": max(self._seen[:-1], default=0), f"after step {steps}": self._seen[-1]}
 
-    def _reset(self, reader: _Reader, other: _Reader) -> None:
-        other.hold(self._allocator.memory_stats())
-        reader.held.clear()
+    def _read(self, held: Counter[str]) -> dict[str, int]:
+        return {name: max(value, held[name]) for name, value in self._allocator.memory_stats().items()}
+
+    def _reset(self, reader: Counter[str], other: Counter[str]) -> None:
+        now = self._allocator.memory_stats()
+        other |= Counter({name: value for name, value in now.items() if name.endswith(".peak")})
+        reader.clear()
         self._allocator.reset_peak_memory_stats()
 
 

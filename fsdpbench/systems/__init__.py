@@ -1,7 +1,5 @@
 """The systems under test, by name."""
 
-from __future__ import annotations
-
 from fsdpbench.systems.base import BuildContext, System
 from fsdpbench.systems.narrow import chosen_software, software_of
 from fsdpbench.systems.registry import get_system, offers, private_names

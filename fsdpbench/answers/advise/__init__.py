@@ -7,6 +7,4 @@ write.
 Which variants there are: `script/variations`.
 """
 
-from __future__ import annotations
-
 from fsdpbench.answers.advise.advisor import Advice, advise_script, fitting_mix

@@ -102,22 +102,22 @@ class ScriptText:
             node = up
         return node
 
-    def function(self, node: Any) -> ast.AST:
+    def function(self, node: ast.AST) -> ast.AST:
         """Return the function that a node is in, or the module."""
         while not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
             node = self.parents[node]
-        found: ast.AST = node
-        return found
+        return node
 
     def counter(self, node: Any) -> str:
-        """Return the variable that counts the steps of the loop around a statement."""
-        while node in self.parents and not isinstance(node, ast.FunctionDef | ast.Lambda):
-            node = self.parents[node]
-            if isinstance(node, ast.For):
-                target = node.target.elts[0] if isinstance(node.target, ast.Tuple) else node.target
-                called = self.source(node.iter).partition("(")[0]
-                if called in ("range", "enumerate") and isinstance(target, ast.Name) and target.id != "_":
-                    return target.id
+        """Return the variable that counts the loop around a statement, the innermost one that steps."""
+        every = [each for each in ast.walk(self.function(node)) if isinstance(each, ast.For)]
+        loops = [each for each in reversed(every) if node in set(ast.walk(each))]
+        stepping = [each for each in loops if ".step(" in self.source(each)]
+        for loop in stepping[:1] or loops:
+            target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+            called = self.source(loop.iter).partition("(")[0]
+            if called in ("range", "enumerate") and isinstance(target, ast.Name) and target.id != "_":
+                return target.id
         raise NoDiffError("no loop around the line counts its steps in a variable")
 
     def diff(self, name: str) -> str:

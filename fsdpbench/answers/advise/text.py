@@ -27,7 +27,7 @@ def describe_fitting(each: Tried) -> str:
 
 def _wrapped(text: str) -> list[str]:
     is_code = text.startswith("    ") and text[4:5] in "+-@"
-    indent = "    " if text.startswith((" ", "No ", "Not ", "Do ", "Could ")) else ""
+    indent = "    " if text.startswith((" ", "No ", "Too ", "Not ", "Do ", "Could ")) else ""
     return (
         [text] if is_code else textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False)
     )
@@ -50,13 +50,16 @@ def _lines(advice: Advice) -> Iterator[str]:
             tight = " (memory is tight)" if each.trial.risky else ""
             yield f"  {gain_words(each)}: {each.candidate.write}{tight}"
     others = [each for each in advice.nothing if each.more]
-    slower = [each for each in advice.nothing if each.gain is not None]
+    compared = [each for each in advice.nothing if each.gain is not None]
+    small = [each for each in compared if (each.gain or 0.0) >= _NOTHING]
+    slower = [each for each in compared if each not in small]
     bounded = [each for each in advice.nothing if each.candidate.most is not None]
     without = [each for each in advice.nothing if each.gain is None and each not in (*bounded, *others)]
     unfit = [each for each in without if each.trial.status.value == "oom"]
     failed = [each for each in without if each.trial.status.value != "oom"]
-    if slower:
-        yield "No gain: " + ", ".join(f"{_name(e)} ({e.gain:+.1%})" for e in slower)
+    for said, found in (("Too little gain to change it", small), ("No gain", slower)):
+        if found:
+            yield f"{said}: " + ", ".join(f"{_name(e)} ({e.gain:+.1%})" for e in found)
     if bounded:
         most = max(each.candidate.most or 0.0 for each in bounded)
         names = ", ".join(map(_name, bounded))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,10 +96,10 @@ _SHARDED = Change(
 )
 
 
-def changes_for(config: Config) -> list[Change]:
-    """Return the changes of one setting that `config` and its system allow."""
+def changes_for(config: Config, seen: Mapping[str, Any] | None = None) -> list[Change]:
+    """Return the changes of one setting that `config` and its system allow. `seen`: what a script does."""
     if config.script is not None:
-        candidates = [*_of_script(config, config.script), *_of_machines(config)]
+        candidates = [*_of_script(config.script, seen), *_of_machines(config)]
     else:
         of_settings = [*_of_settings(config.settings), *_of_batch(config.settings)]
         is_whole = config.gpus > 1 and not shards(config)
@@ -155,30 +155,33 @@ def _of_machines(config: Config) -> Iterator[Change]:
         )
 
 
-def _of_script(config: Config, script: ScriptSource) -> Iterator[Change]:
+def _of_script(script: ScriptSource, seen: Mapping[str, Any] | None) -> Iterator[Change]:
     """Yield the changes of one line of a script, its environment or an argument."""
     yield _ALLOCATOR
-    yield Change(
-        "fully_shard(model, ...)",
-        "after the blocks are: shards what is in none of them",
-        fields=(("what_if", WhatIf(variation="wrap-root")),),
-    )
+    if seen is None or seen["sharding"]:
+        root = WhatIf(variation="wrap-root")
+        what = "after the blocks are: shards what is in none of them"
+        yield Change("fully_shard(model, ...)", what, fields=(("what_if", root),))
     for _, trade in all_trades():
-        if trade.variation and trade.memory is Effect.LESS:
+        is_of = seen is None or not trade.needs or seen[trade.needs]
+        if trade.variation and trade.memory is Effect.LESS and is_of:
             work = 0.5 if trade.variation == "half-batch" else 1.0
             varied = (("what_if", WhatIf(variation=trade.variation)),)
             yield Change(trade.script or "", trade.words, fields=varied, work=work)
-    for place, argument in enumerate(script.arguments):
+    arguments, batch = script.arguments, (seen or {}).get("batch")
+    if batch and not any(_BATCH.fullmatch(each.partition("=")[0]) for each in arguments):
+        arguments = (*arguments, batch["option"], str(batch["value"]))
+    for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         place += 0 if equals else 1
-        value = value if equals else script.arguments[place] if place < len(script.arguments) else ""
+        value = value if equals else arguments[place] if place < len(arguments) else ""
         if not _BATCH.fullmatch(name) or not re.fullmatch("[0-9]{1,18}", value) or int(value) < 2:
             continue
         for parts in (2, 4):
             if int(value) % parts:
                 continue
             divided = f"{name}{equals}{int(value) // parts}" if equals else str(int(value) // parts)
-            changed = (*script.arguments[:place], divided, *script.arguments[place + 1 :])
+            changed = (*arguments[:place], divided, *arguments[place + 1 :])
             yield Change(
                 f"-- {name} {int(value) // parts}",
                 "a smaller batch; accumulate gradients to keep the samples a step",
@@ -262,7 +265,7 @@ def _without_growth(
 def _searched(
     config: Config, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> Advice:
-    changes = changes_for(config)
+    changes = changes_for(config, roomy.result.stored("script.observed"))
     tell(f"trying {len(changes)} changes{expected(roomy, len(changes), jobs)}")
     trials = _tried(config, changes, jobs, tell)
     simulated = 2 + len(changes)

@@ -34,9 +34,9 @@ class Trade:
     of: the values that it is a step from (`*`: any rest of a text), or but: all but these; both empty where
     it depends on more than this setting. also: what changes with it. risk: what it does to the training;
     empty: nothing. fsdp2, fsdp1: how a script writes it with `fully_shard` and `FullyShardedDataParallel`;
-    alike where only one is given. variation: its name among those of a script (`script/variations`).
-    against: causes of lost time that it helps against (`reports/analysis/verdict.py`); `shown`: what a
-    verdict suggests, where no value is right for all.
+    alike where only one is given. variation: its name among those of a script (`script/variations`);
+    needs: what it changes in a script. against: causes of lost time that it helps against
+    (`reports/analysis/verdict.py`); `shown`: what a verdict suggests, where no value is right for all.
     """
 
     value: Value
@@ -50,6 +50,7 @@ class Trade:
     fsdp2: str = ""
     fsdp1: str = ""
     variation: str | None = None
+    needs: str = ""
     against: tuple[str, ...] = ()
     shown: str = ""
 

@@ -71,6 +71,9 @@ def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
         patch(name, _taking_its_place(getattr(module.memory, last_part(name))))
     replace(torch.cuda.memory, memory_snapshot=module.memory.memory_snapshot)
     functions["Stream"].cuda_stream = property(lambda stream: stream.number)
+    functions["Stream"].priority_range = staticmethod(lambda: (0, -3))
+    for name in ("ipc_handle", "from_ipc_handle"):
+        setattr(functions["Event"], name, refusal(f"torch.cuda.Event.{name}", "share tensors by collectives"))
     extend(accelerator)
     _map_submodules(accelerator)
 
@@ -157,7 +160,10 @@ def _is_capturing(accelerator: Accelerator) -> bool:
 
 
 _CALLS_OF_RUNTIME = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister")
-_RUNTIME = types.SimpleNamespace(**dict.fromkeys(_CALLS_OF_RUNTIME, lambda *args: 0))
+_RUNTIME = types.SimpleNamespace(
+    cudaMemGetInfo=lambda device: torch.cuda.mem_get_info(device),
+    **dict.fromkeys(_CALLS_OF_RUNTIME, lambda *args: 0),
+)
 """`torch.cuda.cudart()`: scripts start and stop outside profilers by it, checkpoints pin their staging
 memory. All of the host's memory is taken for pinned."""
 _ONLY_CUDA_PRIVATE: dict[str, Any] = {

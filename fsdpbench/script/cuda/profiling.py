@@ -44,11 +44,6 @@ class ProfilerRequests:
             with gzip.open(trace, "rb") as packed, path.open("wb") as plain:
                 shutil.copyfileobj(packed, plain)
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether nothing was exported."""
-        return not self._paths
-
 
 class _NoAverages(list[Any]):
     """`key_averages()`: empty, but it can be printed."""

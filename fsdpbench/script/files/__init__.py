@@ -9,8 +9,6 @@ script writes them.
 lets `os`, `shutil` and `open` go through it; `writing.py` and `formats.py` find the files with tensors.
 """
 
-from __future__ import annotations
-
 from fsdpbench.script.files.operations import ScriptFiles
 
 __all__ = ["ScriptFiles"]

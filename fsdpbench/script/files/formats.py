@@ -15,7 +15,7 @@ _PICKLE = 1 << 20
 _SLACK_S = 0.02
 """The clock of file systems may be behind by that much."""
 _ARRAYS = (b"\x93NUMPY", b"\x89HDF", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-"""NumPy, HDF5, and compressed files, whose content is not known."""
+"""NumPy, HDF5, and compressed files, whose content is not known; archives (tar) are too."""
 _TABLES = (
     b"ARROW1", b"\xff\xff\xff\xff", b"PAR1", b"SQLite format 3", b"ORC", b"\x7fELF", b"GIF8", b"\x89PNG",
 )  # fmt: skip
@@ -32,7 +32,7 @@ def holds_arrays(path: str) -> bool | None:
             size = os.fstat(file.fileno()).st_size
     except OSError:
         return False
-    if head.startswith(_ARRAYS):
+    if head.startswith(_ARRAYS) or head[257:262] == b"ustar":
         return True
     if head.startswith(b"PK\x03\x04"):
         return b"data.pkl" in head or b".npy" in head or b"constants.pkl" in head

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import _io
 import builtins
+import contextlib
 import errno
 import functools
-import io
 import multiprocessing
 import os
 import shutil
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fsdpbench.script.cuda.refusals import NotSimulatedError
@@ -62,8 +67,11 @@ class ScriptFiles:
         self._replace(shutil, "rmtree", self._through(self._remove_tree))
         self._replace(subprocess.Popen, "__init__", passing_to(self._starting))
         self._replace(sqlite3, "connect", passing_to(self._connecting))
-        self._replace(builtins, "open", passing_to(self._opening))
-        io.open, self._restore = builtins.open, [*self._restore, (io, "open", io.open)]
+        for module, name in _copies(builtins.open):
+            self._replace(module, name, passing_to(self._opening))
+        if self._overlay.keeps_all:
+            self._restore.append((sys, "meta_path", sys.meta_path))
+            sys.meta_path = [*sys.meta_path, _Modules(self._overlay)]
         self.checkpoints.install()
 
     def settle(self) -> dict[str, object] | None:
@@ -240,6 +248,23 @@ class ScriptFiles:
         return original(command)
 
 
+def _copies(original: Any) -> list[tuple[ModuleType, str]]:
+    """Return the modules that have `open`, and its name there (`tarfile`, `bz2` and `tokenize` copy it)."""
+    held = [each for each in sys.modules.values() if isinstance(each, ModuleType) and each is not _io]
+    return [(each, name) for each in held for name, value in vars(each).items() if value is original]
+
+
+class _Modules(MetaPathFinder):
+    """A finder of modules that the script itself wrote into the layer."""
+
+    def __init__(self, overlay: Overlay) -> None:
+        self._overlay = overlay
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        places = (self._overlay.over(self._overlay.resolve(each)) for each in path or sys.path)
+        return PathFinder.find_spec(name, [each for each in places if REAL.isdir(each)])
+
+
 def _refuse(overlay: Overlay, words: list[str], folder: Any) -> None:
     """Refuse programs that would move or remove files from before the run, or do not find the layer's."""
     names = {os.path.basename(word) for word in words}
@@ -357,19 +382,15 @@ class _Entry:
         return os.lstat(self.path).st_ino
 
 
-class _Entries(list[_Entry]):
+class _Entries(list[_Entry], contextlib.AbstractContextManager[Any]):
     """The result of `os.scandir`: an iterator that is a context."""
+
+    close = list.clear
 
     def __next__(self) -> _Entry:
         if not self:
             raise StopIteration
         return self.pop(0)
 
-    def __enter__(self) -> _Entries:
-        return self
-
     def __exit__(self, *exc_info: object) -> None:
-        return None
-
-    def close(self) -> None:
-        self.clear()
+        self.close()

@@ -5,8 +5,6 @@ train, by the ranks that `exchange.py` finds for each reduction, `waits.py` the 
 and the time of its loaders; `observed.py` makes one record of all (`script.observed` of the result).
 """
 
-from __future__ import annotations
-
 from fsdpbench.script.observed.observed import Observed
 
 __all__ = ["Observed"]

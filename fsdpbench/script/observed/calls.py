@@ -16,13 +16,13 @@ import torch.distributed.fsdp as fsdp
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 
 from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
 from fsdpbench.script.interposing import (
     after_parsing,
     around,
     around_init,
-    around_loader,
     replace_checkpoint,
     replace_fully_shard,
 )
@@ -74,7 +74,7 @@ class Calls:
         self.wrappers = Wrappers(self.place)
         replace_fully_shard(passing_to(self._fully_shard))
         around(fsdp.FullyShardedDataParallel, "__init__", self._fsdp1)
-        around_loader(self._loader)
+        around_init(DataLoader, self._loader)
         around_init(torch.optim.Optimizer, self._optimizer)
         self._around_checkpointing()
         around(torch.autograd.graph.save_on_cpu, "__init__", self._noting("saved_on_host"))

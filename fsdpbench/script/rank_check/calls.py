@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsdpbench.base.files.documents import read_json_object
+from fsdpbench.base.reading import UnreadableError
 from fsdpbench.base.writing import write_whole
 
-LOG_NAME = "collectives.json"
+LOG_NAME = "collectives.pickle"
 MOST_CALLS = 200_000
 
 
@@ -90,55 +88,17 @@ class RankLog:
         return self.ended is Ended.OK
 
     def write(self, folder: Path) -> None:
-        """Write the log into `folder`, whole or not at all."""
-        groups: dict[Group, int] = {}  # by number, each of equal ones once
-        stacks: dict[Stack, int] = {}
-        calls = []
-        for call in self.calls:
-            group = groups.setdefault(call.group, len(groups))
-            calls.append([group, *call[1:7], stacks.setdefault(call.stack, len(stacks)), call.phase])
-        stood = stacks.setdefault(self.stood, len(stacks))
-        content = {
-            "schema": 1,
-            "rank": self.rank,
-            "ended": self.ended.value,
-            "error": self.error,
-            "stood": stood,
-            "phase": self.phase,
-            "groups": [[_short(group.ranks), *group[1:]] for group in groups],
-            "stacks": [*stacks],
-            "calls": calls,
-        }
-        write_whole(folder / LOG_NAME, json.dumps(content))
+        """Write the log into `folder`, whole or not at all; groups and stacks that calls share once."""
+        write_whole(folder / LOG_NAME, pickle.dumps(self))
 
     @classmethod
     def read(cls, folder: Path) -> RankLog:
-        """Read the log in `folder`. Raise `UnreadableError` if there is none."""
-        content = read_json_object(folder / LOG_NAME)
-        groups = [Group(_long(ranks), *rest) for ranks, *rest in content["groups"]]
-        stacks = [tuple(Frame(*frame) for frame in stack) for stack in content["stacks"]]
-        calls = []
-        for group, kind, sizes, *said, stack, phase in content["calls"]:
-            whole = None if sizes is None else tuple(sizes)
-            calls.append(Call._make((groups[group], kind, whole, *said, stacks[stack], phase)))
-        ended = Ended(content["ended"])
-        return cls(
-            content["rank"], calls, ended, content["error"], stacks[content["stood"]], content["phase"]
-        )
-
-
-def _short(ranks: Sequence[int]) -> Mapping[str, int] | list[int]:
-    """Return evenly spaced ranks as a range: a group may have thousands, and be one of thousands."""
-    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-    if ranks and step > 0 and tuple(range(ranks[0], ranks[-1] + 1, step)) == tuple(ranks):
-        return {"first": ranks[0], "last": ranks[-1], "step": step}
-    return list(ranks)
-
-
-def _long(ranks: Mapping[str, int] | Sequence[int]) -> tuple[int, ...]:
-    if isinstance(ranks, Mapping):
-        return tuple(range(ranks["first"], ranks["last"] + 1, ranks["step"]))
-    return tuple(ranks)
+        """Read the log in `folder`, of a process of this run. Raise `UnreadableError` if there is none."""
+        try:
+            found: RankLog = pickle.loads((folder / LOG_NAME).read_bytes())
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise UnreadableError(folder / LOG_NAME, str(error)) from error
+        return found
 
 
 VALUES_NAME = "values.pickle"

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.reading import one_line
 from fsdpbench.script.rank_check.calls import Call, Ended, Group, RankLog, Stack
 
@@ -140,19 +141,8 @@ def _ends(logs: Sequence[RankLog]) -> Iterator[_At]:
             yield number, Difference(log.ended.value, *ranks, None, None, None, number, log.error, log.stood)
 
 
-_HANG = "real ranks would hang here"
-_EFFECTS = {
-    "kind": _HANG, "missing": _HANG, "sizes": "real ranks would hang here, or compute wrongly",
-    "dtype": "real ranks would hang here, or compute wrongly",
-    "root": "real ranks would hang here, or compute wrongly", "reduction": "real ranks would compute wrongly",
-}  # fmt: skip
-_ENDS = {
-    Ended.RAISED: "raises",
-    Ended.REFUSED: "meets what is not simulated",
-    Ended.OOM: "runs out of memory",
-    Ended.TIMEOUT: "does not end",
-    Ended.CRASH: "dies",
-}
+_EFFECTS, _ENDS = table_beside(__file__, "comparison.toml").values()
+"""The effects of a difference on real ranks, and what a rank does that ends badly, in words."""
 _MOST_RANKS = 16
 _LONGEST_ERROR = 300
 
@@ -161,7 +151,7 @@ def sentence(difference: Difference) -> str:
     """Return the difference as a sentence: the parts, the lines, and the effect on real ranks."""
     rank, other = difference.rank, difference.other
     if difference.other_call is None:
-        how, is_refused = _ENDS[Ended(difference.kind)], difference.kind == Ended.REFUSED
+        how, is_refused = _ENDS[difference.kind], difference.kind == Ended.REFUSED
         # Of out of memory, the size that was asked for.
         beginning = (difference.error or "").partition(" GPU 0 has")[0]
         error = f" ({one_line(beginning, _LONGEST_ERROR)})" if difference.error else ""

@@ -24,7 +24,7 @@ import torch.cuda.nvtx
 import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -33,7 +33,7 @@ from fsdpbench.script.cuda.device_names import CUDA, map_amp, map_device_names
 from fsdpbench.script.cuda.distributed import map_nccl_class, map_starters
 from fsdpbench.script.cuda.profiling import map_profiler
 from fsdpbench.script.cuda.refusals import Replacements
-from fsdpbench.script.interposing import Arguments, around, around_fsdp1, around_imports, around_init
+from fsdpbench.script.interposing import Arguments, around, around_imports, around_init
 from fsdpbench.script.real_ranks.watching import NotComparedError
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
@@ -97,7 +97,7 @@ def map_host(notes: set[str]) -> None:
     _map_distributed(replacements)
     around_init(DataLoader, functools.partial(_without, _ALONE))
     around_init(DistributedDataParallel, functools.partial(_without, _DEVICES))
-    around_fsdp1(lambda module, kwargs: kwargs.update(device_id=torch.device(_HOST)))
+    around_init(FullyShardedDataParallel, lambda _, kwargs: kwargs.update(device_id=torch.device(_HOST)))
     patch("check_synced_states", lambda original: _nothing)
     patch("flex_validate_device", lambda original: _nothing)  # it refuses backwards, which run uncompiled
     patch("flat_prepare_gradient", passing_to(_without_offloaded))

@@ -6,8 +6,6 @@
 the host; `varied.py` puts the variations of a configuration in place.
 """
 
-from __future__ import annotations
-
 from fsdpbench.script.variations.sharding import NoEffectError, Variation
 from fsdpbench.script.variations.varied import Varied
 

@@ -18,12 +18,11 @@ from fsdpbench.base.torch_internals import BaseDataLoaderIter
 from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
 from fsdpbench.script.interposing import (
     around,
-    around_fsdp1,
     around_fully_shard,
     around_init,
     replace_checkpoint,
 )
-from fsdpbench.script.model_blocks import has_units, roots, stacked
+from fsdpbench.script.model_blocks import blocks_of, has_units, roots, stacked
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.variations.sharding import NoEffectError, Variation
 from fsdpbench.sim import Simulation
@@ -64,7 +63,7 @@ class _OfUnits:
     def __init__(self) -> None:
         self.count = 0
         around_fully_shard(self._before)
-        around_fsdp1(self._before_fsdp1)
+        around_init(fsdp.FullyShardedDataParallel, self._before_fsdp1)
 
     def _before_fsdp1(self, module: Any, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("auto_wrap_policy") is None:
@@ -123,7 +122,17 @@ _checkpoint = torch_checkpoint.checkpoint
 
 
 class Checkpointed(_OfUnits):
-    """A variation in which every unit that holds no other recomputes its forward."""
+    """A variation in which every unit that holds no other recomputes its forward; without units every block
+    of the models that are there when an optimizer is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._blocks())
+
+    def _blocks(self) -> None:
+        for blocks in filter(None, map(blocks_of, () if self.count else roots())):
+            for module in blocks.modules:
+                self.unit(module)
 
     def unit(self, module: nn.Module) -> None:
         if not hasattr(module, "_checkpoint_wrapped_module"):
@@ -188,7 +197,7 @@ class ByUnit(NotCheckpointed):
         ]
         self._blocks: tuple[nn.Module, ...] = ()
         around_fully_shard(self._before)
-        around_fsdp1(self._before)
+        around_init(fsdp.FullyShardedDataParallel, self._before)
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._reshard())
 
     def _before(self, module: Any, kwargs: Mapping[str, Any]) -> None:

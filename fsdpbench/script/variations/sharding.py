@@ -18,7 +18,6 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 from fsdpbench.script.interposing import (
     Arguments,
     around,
-    around_fsdp1,
     around_fully_shard,
     around_init,
     replace_fully_shard,
@@ -35,7 +34,7 @@ class Argument:
         self._meshes: dict[str, DeviceMesh] = {}
         self._variation = variation
         around_fully_shard(self._fully_shard)
-        around_fsdp1(self._fsdp1)
+        around_init(fsdp.FullyShardedDataParallel, self._fsdp1)
         if variation is Variation.NO_OFFLOAD:
             _make_on_the_device()
 
@@ -177,15 +176,6 @@ class NoEffectError(RuntimeError):
         super().__init__(f"the script has nothing that the variation {variation.value!r} could change")
 
 
-def parse_variation(text: str) -> tuple[Variation, str]:
-    """Return the variation that `text` names, and the text behind its `=`."""
-    name, _, value = text.partition("=")
-    return Variation(name), value
-
-
-_FullyShard = Callable[..., Any]
-
-
 class Blocks:
     """A variation whose units are the repeated blocks and the model around them, whatever the script wraps.
 
@@ -241,17 +231,13 @@ class Root:
     def __init__(self) -> None:
         self.count = 0
         self._kwargs: Mapping[str, Any] = {}
-        replace_fully_shard(self._made)
+        replace_fully_shard(passing_to(self._made))
         around_init(torch.optim.Optimizer, self._before_optimizer)
 
-    def _made(self, original: _FullyShard) -> _FullyShard:
+    def _made(self, original: Callable[..., Any], module: Any, **kwargs: Any) -> Any:
         self._original = original
-
-        def fully_shard(module: Any, **kwargs: Any) -> Any:
-            self._kwargs = {name: value for name, value in kwargs.items() if name != "reshard_after_forward"}
-            return original(module, **kwargs)
-
-        return fully_shard
+        self._kwargs = {name: value for name, value in kwargs.items() if name != "reshard_after_forward"}
+        return original(module, **kwargs)
 
     def _before_optimizer(self, parameters: Any, kwargs: Mapping[str, Any]) -> None:
         root = unwrapped_root()
@@ -294,15 +280,11 @@ class Pairs:
         if isinstance(module, list | tuple) or has_units(module):
             self._flush()
             return original(module, **kwargs)
-        if self._first is None:
-            self._first = module, kwargs
-            return module
-        first, _ = self._first
-        if type(first) is not type(module):
+        if self._first is None or type(self._first[0]) is not type(module):
             self._flush()
             self._first = module, kwargs
             return module
-        self._first = None
+        (first, _), self._first = self._first, None
         original([first, module], **kwargs)
         self.count += 1
         return module

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader
 
-from fsdpbench.script.interposing import after_parsing, around_loader
+from fsdpbench.script.interposing import after_parsing, around_init
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.variations.programs import (
     ByUnit,
@@ -27,7 +28,7 @@ from fsdpbench.script.variations.programs import (
     NotSaved,
     NoWaits,
 )
-from fsdpbench.script.variations.sharding import Argument, Blocks, Pairs, Root, Variation, parse_variation
+from fsdpbench.script.variations.sharding import Argument, Blocks, Pairs, Root, Variation
 from fsdpbench.sim import Simulation
 
 
@@ -57,16 +58,17 @@ class Varied:
     """
 
     def __init__(self, text: str, waits: Waits, simulation: Simulation) -> None:
-        first, *_ = parsed = [parse_variation(each) for each in text.split("+")]
-        self.variation = first[0]
-        self._parts = [part for each in parsed for part in _made(*each, waits, simulation)]
+        parsed = [each.partition("=") for each in text.split("+")]
+        self.variation = Variation(parsed[0][0])
+        self._parts = [part for name, _, value in parsed for part in _made(name, value, waits, simulation)]
 
     @property
     def count(self) -> int:
         return sum(part.count for part in self._parts)
 
 
-def _made(variation: Variation, value: str, waits: Waits, simulation: Simulation) -> list[_Part]:
+def _made(name: str, value: str, waits: Waits, simulation: Simulation) -> list[_Part]:
+    variation = Variation(name)
     if variation in _SIMPLE:
         return [_SIMPLE[variation]()]
     if variation is Variation.NO_WAITS:
@@ -91,7 +93,7 @@ class Batches:
         self.count = 0
         self._factor = factor
         self._by_parser = False
-        around_loader(self._loader)
+        around_init(DataLoader, self._loader)
         if parser:
             after_parsing(self._parsed)
 

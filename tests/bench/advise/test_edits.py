@@ -86,6 +86,11 @@ CASES: dict[str, tuple[str, str, tuple[str, tuple[Any, ...]], str]] = {
         "for i in range(9):\n    if nan(x): stop()\n", "nan(x)", ("seldom", (100,)),
         "for i in range(9):\n    if i % 100 == 0 and (nan(x)): stop()\n",
     ),
+    "of a step": (
+        "for i in range(9):\n    for b in c:\n        print(x.item())\n    o.step()\n", "x.item()",
+        ("seldom", (100,)),
+        "for i in range(9):\n    for b in c:\n        if i % 100 == 0: print(x.item())\n    o.step()\n",
+    ),
     "detached": ("t += x.item()\n", "x.item()", ("detached", ()), "t += x.detach()\n"),
     "recomputed": (
         "x = checkpoint(block, x, mask, use_reentrant=False)\n",
@@ -138,6 +143,12 @@ def test_a_call_is_changed_where_it_stands(name: str, tmp_path: Path) -> None:
 REFUSED = {
     "unknown arguments": ("Adam(p, **options)\n", "Adam(p, **options)", FUSED, "options"),
     "no counter": ("while True:\n    print(x.item())\n", "x.item()", ("seldom", (100,)), "counts its steps"),
+    "counts epochs": (
+        "for e in range(9):\n    for b in d:\n        print(x.item())\n        o.step()\n",
+        "x.item()",
+        ("seldom", (100,)),
+        "counts its steps",
+    ),
     "its value is needed": (
         "for i in range(9): y = x.item()\n",
         "x.item()",

@@ -143,3 +143,14 @@ def test_timeout_tells_where_each_rank_stood(folder, leave):
 def test_innermost_frame_is_the_main_threads():
     assert innermost_frame(STACKS) == "barrier (distributed_c10d.py:4394), from step (training.py:12)"
     assert innermost_frame("") is None
+
+
+def test_a_thread_that_the_main_one_waits_for_is_named():
+    waiting = """
+Thread 0x00007f2 (most recent call first):
+  File "/project/training.py", line 8 in beat
+
+Current thread 0x00007f1 (most recent call first):
+  File "/lib/python3.11/site-packages/x.py", line 1119 in join
+"""
+    assert innermost_frame(STACKS + waiting) == "beat (training.py:8)"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.answers.explain import advice
-from fsdpbench.cli.requests.script_request import config_asked_for
+from fsdpbench.cli.requests.script_request import config_asked_for, script_config
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import Trial
@@ -72,7 +72,7 @@ def test_what_held_memory_adds_up_to_the_gpu_and_a_change_that_fits_has_a_price(
     wanted = ("--batch 20000 --grad-accum 2", "--reduce-dtype bf16")
     every = advice.changes_for
     monkeypatch.setattr(
-        advice, "changes_for", lambda config: [change for change in every(config) if change.write in wanted]
+        advice, "changes_for", lambda *asked: [change for change in every(*asked) if change.write in wanted]
     )
     found = explained(fsdpbench, *BIG_BATCH.split())["simulation"]
     account = found["account"]
@@ -146,6 +146,33 @@ def test_a_script_that_runs_out_is_told_the_line_and_what_fits(
     assert not any("DataLoader" in write for write in writes), "the script has none"
 
 
+def test_changes_of_a_script_are_those_of_what_it_does(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    config = script_config({"script": tmp_path / "train.py", "gpus": "8"}, ())
+    assert config is not None
+    batch = {"option": "--batch", "value": 12}
+    seen: dict[str, Any] = {"sharding": [], "loaders": [], "zeroed": None, "batch": batch}
+    replicated = {change.write for change in advice.changes_for(config, seen)}
+    assert {"-- --batch 6", "-- --batch 3", "--gpus 16"} <= replicated
+    assert not any("shard" in write or "DataLoader" in write or "zero_grad" in write for write in replicated)
+    seen |= {"sharding": [1], "loaders": [1]}
+    sharded = {change.write for change in advice.changes_for(config, seen)}
+    assert "fully_shard(model, ...)" in sharded
+    assert any(write.startswith("reshard_after_forward=True") for write in sharded)
+    assert len(advice.changes_for(config)) > len(sharded) - 2, "all of them, where nothing was seen"
+
+
+@pytest.mark.campaign
+def test_blocks_of_a_replicated_script_can_be_recomputed(fsdpbench: CommandLine, tmp_path: Path) -> None:
+    script, shards = tmp_path / "train.py", "for block in model:\n    fully_shard(block)\nfully_shard(model)"
+    assert shards in SCRIPT
+    script.write_text(SCRIPT.replace(shards, "model = nn.parallel.DistributedDataParallel(model)"))
+    told = ("--script", str(script), "--gpus", "8", "--", "--batch", "600000")
+    found = json.loads(fsdpbench("explain", "--json", *told).stdout)["simulation"]
+    assert any("checkpoint" in change["write"] for change in found["changes"])
+    assert found["configurations_simulated"] < 10
+
+
 @pytest.mark.campaign
 def test_what_a_script_keeps_of_every_step_is_found(fsdpbench: CommandLine, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -207,7 +234,7 @@ def test_of_what_needs_many_times_the_memory_pairs_are_tried(
 ) -> None:
     wanted, every = ("--batch 100000 --grad-accum 8", "--loss fused"), advice.changes_for
     monkeypatch.setattr(
-        advice, "changes_for", lambda config: [change for change in every(config) if change.write in wanted]
+        advice, "changes_for", lambda *asked: [change for change in every(*asked) if change.write in wanted]
     )
     words = "--model llama-tiny --gpus 8 --device sim --batch 800000"
     found = explained(fsdpbench, *words.split())["simulation"]

@@ -28,6 +28,46 @@ def test_likenesses_lie_where_the_script_says(run_probe: RunScript) -> None:
     assert run.result["status"] == "ok", run.cause
 
 
+def test_a_module_that_is_moved_keeps_its_parameters(run_probe: RunScript) -> None:
+    """As between CPU and CUDA: an optimizer made before, tied weights, hooks and gradients are its own."""
+    run = run_probe(
+        """
+        seen = []
+        class Tied(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table, self.head = torch.nn.Embedding(1000, 512), torch.nn.Linear(512, 1000, bias=False)
+                self.head.weight = self.table.weight
+                self.norm = torch.nn.LayerNorm(512)
+            def forward(self, x):
+                return self.head(self.norm(self.table(x)))
+        model = Tied()
+        before = [*model.parameters()]
+        optimizer = torch.optim.AdamW(model.parameters())
+        model.table.weight.register_hook(lambda gradient: seen.append("hook"))
+        model.norm.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append("post"))
+        for move in (model.cuda, lambda: model.to("cuda:0", torch.float32), model.cpu, model.cuda):
+            move()
+            assert all(one is other for one, other in zip(before, model.parameters(), strict=True)), move
+        assert model.head.weight is model.table.weight and len(before) == 3
+        assert torch.cuda.memory_allocated() == 1000 * 512 * 4 + 2 * 512 * 4
+        for _ in range(3):
+            model(torch.zeros(4, dtype=torch.long, device="cuda")).sum().backward()
+            optimizer.step()
+        assert sorted(seen) == 3 * ["hook"] + 3 * ["post"] and len(optimizer.state) == 3
+        model.cpu()
+        assert {each.grad.device.type for each in before} == {"cpu"}
+        model.cuda()
+        assert {each.grad.device.type for each in before} == {"cuda"}
+        meta = torch.nn.Linear(8, 8, device="meta")
+        made = meta.weight
+        assert meta.to_empty(device="cuda").weight is not made, "torch makes these anew"
+        """
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert run.result["script"]["observed"]["gradients"]["findings"] == []
+
+
 def test_pinned_memory_can_be_asked_for(run_probe: RunScript) -> None:
     run = run_probe(
         """

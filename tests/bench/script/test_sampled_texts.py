@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from conftest import RunScript
 
@@ -25,6 +27,36 @@ def test_sampled_texts_reach_their_longest(run_probe: RunScript) -> None:
     )
     assert run.result["status"] == "ok", run.cause
     assert {operation for operation, *_ in run.decisions} >= {"torch.isin", "torch.nonzero"}
+
+
+ENDS = """
+probabilities = torch.rand(4, 2000, device="cuda")
+token = torch.multinomial(probabilities, 1)
+done = torch.zeros(4, dtype=torch.bool, device="cuda")
+for _ in range(3):
+    token = torch.multinomial(probabilities, 1)
+    token[done] = 2
+    done |= token.squeeze(1) == 2
+text = torch.cat([torch.arange(8).view(4, 2).cuda(), token], 1)
+ends = text[:, 2:] == 2
+first = torch.where(ends.any(1), ends.int().argmax(1), torch.full_like(token[:, 0], 1))
+mask = torch.arange(1, device="cuda")[None] <= first[:, None]
+assert text[:, 2:][mask].shape == (4,) and text[text != 0].shape == (12,)
+choice = torch.multinomial(torch.rand(12, 4, device="cuda"), 1)
+assert torch.rand(12, device="cuda")[choice[:, 0] == 1].shape == (3,)
+train(2)
+"""
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+def test_tokens_that_are_drawn_are_no_end(run_probe: RunScript, sanitize: bool) -> None:
+    """A choice among few is balanced, as a router's; the sanitizer hides none of what is assumed."""
+    run = run_probe(ENDS, sanitize=sanitize)
+    assert run.result["status"] == "ok", run.cause
+    lines = {line for operation, line, _ in run.decisions if operation in ("torch.eq", "torch.ne")}
+    assert lines == {"none is: sampled texts reach their longest"}
+    assumed = {answer for operation, answer, _ in run.decisions if operation == "torch.nonzero"}
+    assert assumed == {"assumed: 0 of 4", "assumed: 4 of 4", "assumed: 12 of 12", "balanced: 3 of 12"}
 
 
 def test_finite_numbers_are_all_that_there_are(run_probe: RunScript) -> None:

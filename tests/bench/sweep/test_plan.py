@@ -107,7 +107,7 @@ def test_where_nothing_fits_it_says_what_would_make_it_fit(
     monkeypatch.chdir(tmp_path)
     wanted, every = "--batch 20000 --grad-accum 2", advice.changes_for
     monkeypatch.setattr(
-        advice, "changes_for", lambda config: [each for each in every(config) if each.write == wanted]
+        advice, "changes_for", lambda *asked: [each for each in every(*asked) if each.write == wanted]
     )
     words = "plan --model gpt-tiny --gpus 8 --device sim --system impl-fsdp2 --batch 50000,40000"
     lines = fsdpbench(*words.split()).stdout.splitlines()

@@ -26,12 +26,8 @@ FORGOTTEN = {
         "{a}.cummax({dim})[1]",
         "{a}.float().ceil().long()",
         "{a}.float().isinf()",
-        "{a}.kthvalue(1)[0]",
-        "{a}.median()",
         "{a}.mode()[0]",
         "{a}.nansum()",
-        "{a}.topk(1)[1]",
-        "{a}.topk(2)[0]",
     ],
     "effects": [
         "torch._foreach_add_([{a}, {b}], 1)",

@@ -14,8 +14,6 @@
 Nothing here is imported before something compiles: Inductor's import takes seconds.
 """
 
-from __future__ import annotations
-
 import os
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"

@@ -5,6 +5,7 @@
     mask.sum(), mask.any()                 numbers, once they cover enough of it
     torch.where(mask), x[mask]             as many rows as that share says; the script's line is reported
     mask.sum((1, 2)).nonzero()             every expert, by its number
+    tokens = multinomial(...); tokens == 2  none: of a vocabulary's tokens, texts reach their longest
 
 The rows of one expert are rounded to the nearest number, from 1. A mask that was made in another way (of
 scores, of tokens) has no share, and operators whose result's length depends on it stay refused.
@@ -25,6 +26,10 @@ _OF_ALL = {"clone", "_to_copy", "cat", "stack", "copy_", "expand_copy", "view_co
 """Operators whose result has what all of their tensors have in common."""
 _OF_FIRST = {"index", "index_select", "gather", "repeat", "sort", "flip", "roll", "repeat_interleave"}
 """Operators whose result has the choice of their first tensor."""
+_OF_TEXTS = {"cat", "stack", "where", "index_put_", "masked_fill", "masked_fill_"}
+"""Operators whose result is a text that was sampled, if one of their tensors is: prompts, what is padded."""
+_VOCABULARY = 1000
+"""Choices from which they are tokens of texts, and not a router's."""
 _NEGATIONS = {"logical_not", "bitwise_not"}
 _SCATTERS = {"scatter", "scatter_"}
 MOST_LISTED = 1 << 22
@@ -112,6 +117,8 @@ def followed_choice(
     """Return the choice of the result of the operator `name`, whose tensors `taken` have these choices."""
     if name in _SCATTERS:
         return Found(_one_hot(args))
+    if name in _OF_TEXTS and (texts := [choice for choice in choices if _is_text(choice)]):
+        return Found(texts[0])
     if any(isinstance(choice, tensors.Listed) for choice in choices):
         return Found()
     first = choices[0] if name != "copy_" else choices[-1]
@@ -123,6 +130,9 @@ def followed_choice(
     if isinstance(first, tensors.Chosen):
         if name in ("max", "amax") and results and results[0].numel() == 1:
             return Found(number=first.among - 1)
+        if name in ("eq", "ne") and _is_text(first) and torch.as_tensor(args[1]).numel() == 1:
+            ACCELERATOR.guess(f"torch.{name}", "none is: sampled texts reach their longest")
+            return Found(number=int(name == "ne"))
         return Found(_compared_choice(name, args, first))
     if not isinstance(first, tensors.Share):
         return Found()
@@ -131,6 +141,10 @@ def followed_choice(
     if name in _LARGEST | _SUMS and results and results[0].numel():
         return _reduced(name, first, taken[0].numel() // results[0].numel())
     return Found(_compared_share(name, args, first))
+
+
+def _is_text(choice: tensors.Choice | None) -> bool:
+    return isinstance(choice, tensors.Chosen) and choice.among >= _VOCABULARY
 
 
 def _one_hot(args: Sequence[Any]) -> tensors.Share | None:

@@ -61,8 +61,10 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {name: getattr(python, name
 _SAME, _COMPUTED = map(frozenset, table_beside(__file__, "names.toml")["known_values"].values())
 _DECIDING = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logical_and": False}
 """Values of one side that decide the result, whatever the other is."""
-_UNLIKE = {"cumsum", "cumprod", "cat", "constant_pad_nd", "tril", "triu"}
+_UNLIKE = {"cumsum", "cumprod", "cat", "constant_pad_nd", "tril", "triu", "argmax", "argmin"}
 """Operators that make different numbers of equal ones."""
+_TIED = {"topk", "median", "kthvalue"}
+"""Operators whose indices of equal numbers are others on a GPU."""
 
 
 def computed(
@@ -105,8 +107,16 @@ def computed(
         for each in written:
             mark(each, Listed(stores[id(each.untyped_storage())], assumed))
         return True
-    values = found if isinstance(found, (list, tuple)) else [found]
+    values = [*found] if isinstance(found, (list, tuple)) else [found]
+    if name in _TIED and len(values) > 1 and not _are_distinct(twin(args[0]), bind(operator, args, kwargs)):
+        values, results = values[:1], results[:1]
     return min(_keep(result, value, assumed) for result, value in zip(results, values, strict=True))
+
+
+def _are_distinct(numbers: torch.Tensor, given: Mapping[str, Any]) -> bool:
+    """Return whether no two of the numbers in a call's dimension are equal, nor their order open."""
+    ordered = numbers.reshape(numbers.shape or (1,)).sort(given["dim"]).values
+    return bool(ordered.diff(dim=given["dim"]).all()) and given.get("sorted", True)
 
 
 def _writes_all(name: str, target: Any, source: Any = None, index: Any = None, *rest: Any) -> bool:

@@ -53,12 +53,13 @@ _INDEX = torch.int64
 
 
 def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Run `topk`, `sort`, `argmax` or `max` over a dimension: the indices are choices among its elements."""
+    """Run `topk`, `sort`, `argmax`, `max` or `multinomial`: the indices are choices among a dimension's."""
     result = by_shape(scores, *args, **kwargs)
-    if not ACCELERATOR.follows_numbers or scores.dim() < 2 or choice_of(scores) is not None:
-        return result
     indices = result[1] if isinstance(result, (list, tuple)) else result
-    dim = bind(operator, (scores, *args), kwargs).get("dim")
+    unknown = choice_of(scores) is None and choice_of(indices) is None
+    if not ACCELERATOR.follows_numbers or scores.dim() < 2 or not unknown:
+        return result
+    dim = bind(operator, (scores, *args), kwargs).get("dim", -1)
     if isinstance(dim, int) and indices.dtype is _INDEX and indices.dim() >= scores.dim() - 1:
         mark(indices, Chosen(scores.shape[dim]))
     return result
@@ -88,6 +89,30 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     elif mask.dim() == 1 and rows in (0, mask.numel()):
         mark(places, Listed(torch.arange(rows), assumed))
     return places
+
+
+def distinct(operator: Any, by_shape: Kernel, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Run `unique` or a similar operator of known whole numbers: they are sorted, and the CPU waits."""
+    numbers, assumed = whole_numbers(tensor), assumed_of(tensor)
+    if numbers is None:
+        raise data_dependent(operator)
+    given = bind(operator, (tensor, *args), kwargs)
+    if "sorted" in given:
+        given["sorted"] = True  # on a GPU they always are
+    found = operator(*(given | {"self": placed(numbers, tensor)}).values())
+    if assumed:
+        ACCELERATOR.guess("torch.unique", f"assumed: {len(found[0])} of {tensor.numel()}")
+    ordered = tensor.reshape(-1).sort().values
+    ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=ordered)
+    outputs = [(NEW, tuple(each.shape), None, each.dtype, each.nbytes) for each in found]
+    nbytes = tensor_bytes(tensor) + sum(each.nbytes for each in found)
+    duration = ACCELERATOR.kernel_costs.memory_bound_ns(nbytes, "reduction")
+    plan = Plan(operator._schema.name, outputs, tuple, OperatorCost("unique_kernel", duration, nbytes=nbytes))
+    plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
+    results = carry_out(ACCELERATOR, plan, [ordered])
+    for result, part in zip(results, found, strict=True):
+        mark(result, Listed(part.reshape(-1).contiguous(), assumed))
+    return results
 
 
 def masked_select(operator: Any, by_shape: Kernel, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -127,10 +152,13 @@ def written_by_places(
     return by_shape(tensor, places, *args, **kwargs)
 
 
+_UNIQUE = "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"
+
 CHOICE_OPERATORS: dict[str, Kernel] = {
-    **dict.fromkeys(("topk", "sort", "argmax", "max"), ranked),
+    **dict.fromkeys(("topk", "sort", "argmax", "max", "multinomial"), ranked),
     "nonzero": nonzero,
     "masked_select": masked_select,
+    **dict.fromkeys(_UNIQUE, distinct),
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), written_by_places),
 }
 
@@ -445,11 +473,6 @@ def _repeated(
     return result
 
 
-def _refused(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
-    """Raise for operators whose result's shape depends on values."""
-    raise data_dependent(operator)
-
-
 SPECIAL_OPERATORS: dict[str, Kernel] = {
     **dict.fromkeys(_LIKE, _like), "_local_scalar_dense": _item, "equal": _equal, "allclose": _equal,
     "_is_all_true": _all_valid, "_to_copy": _to_copy, "copy_": _copy, "_copy_from": _copy,
@@ -460,6 +483,5 @@ SPECIAL_OPERATORS: dict[str, Kernel] = {
     **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), _never), "index": _index,
     "isin": _found,
     **dict.fromkeys(("masked_fill", "masked_fill_"), _masked_fill), "bincount": _counted, "histc": _counted,
-    "repeat_interleave": _repeated, **CHOICE_OPERATORS, "unique_dim": _refused, "_unique": _refused,
-    "_unique2": _refused, "unique_consecutive": _refused, "unique_dim_consecutive": _refused,
+    "repeat_interleave": _repeated, **CHOICE_OPERATORS
 }  # fmt: skip

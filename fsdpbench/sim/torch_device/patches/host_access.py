@@ -6,13 +6,15 @@ The sanitizer follows such reads: they may come before a copy from the device is
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import FlatParameter
 
-from fsdpbench.base.torch_internals import replace, swap_tensor_impl, tree_leaves
+from fsdpbench.base.torch_internals import patch, replace, swap_tensor_impl, tree_leaves
 from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.strict.words import legacy_type
 from fsdpbench.sim.torch_device.tensors import is_on_device, pinned_copy
 from fsdpbench.sim.torch_device.tensors import is_pinned as lies_in_pinned_memory
@@ -84,7 +86,8 @@ _GRAD_ELSEWHERE = "_sim_grad_elsewhere"
 
 
 def install_two_sided_parameters() -> None:
-    """Let `Tensor.data` be assigned across host and device, as FSDP1 does to offload or save parameters.
+    """Let `Tensor.data` be assigned across host and device, as FSDP1 does to offload or save parameters, and
+    `Module.to`: optimizers made before it, and modules that share a weight, keep the parameter.
 
     torch lets `parameter.data = tensor` change between devices that it knows. For others the implementation
     behind the Python object has to be swapped. Autograd's graph, accumulators and hooks belong to the
@@ -104,6 +107,13 @@ def install_two_sided_parameters() -> None:
             data.__set__(self, value)
 
     replace(torch.Tensor, data=property(data.__get__, assign))
+    patch("has_compatible_type", passing_to(_is_assigned))
+
+
+def _is_assigned(original: Callable[..., bool], tensor: Any, moved: Any) -> bool:
+    """Return whether `Module.to` assigns what it has moved, as between CPU and CUDA."""
+    crosses = isinstance(tensor, torch.nn.Parameter) and is_on_device(tensor) != is_on_device(moved)
+    return original(tensor, moved) or (crosses and not (tensor.is_meta or moved.is_meta))
 
 
 def _change_side(tensor: torch.Tensor, value: torch.Tensor, data: Any, grad: Any) -> None:
@@ -121,9 +131,12 @@ def _change_side(tensor: torch.Tensor, value: torch.Tensor, data: Any, grad: Any
     else:
         data.__set__(other, value)
     other.requires_grad_(tensor.requires_grad)
+    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     swap_tensor_impl(tensor, other)
     if is_flat:
         kept[_OTHER_SIDE] = other
+    else:
+        tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks
 
 
 @functools.cache

@@ -73,6 +73,14 @@ assert torch.cuda.memory_allocated() - before == 4 << 20 <= torch.cuda.max_memor
 assert torch.cuda.memory.memory_reserved() >= 4 << 20 and "Allocated memory" in torch.cuda.memory_summary()
 free, total = torch.cuda.mem_get_info()
 assert 0 < free < total and total == properties.total_memory
+assert torch.cuda.cudart().cudaMemGetInfo(0) == (free, total)
+assert torch.cuda.Stream.priority_range() == (0, -3)
+try:
+    torch.cuda.Event(interprocess=True).ipc_handle()
+except NotImplementedError as error:
+    assert "ipc_handle is not simulated" in str(error)
+else:
+    raise AssertionError("events of other processes are not there")
 side = torch.cuda.Stream(priority=-1)
 begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 begun.record()

@@ -18,6 +18,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +120,12 @@ class Sequence:
     def shape(self, path: str, data: bytes) -> Any:
         if data[:6] == b"\x93NUMPY":
             return list(np.load(path).shape)
+        if data[257:262] == b"ustar":
+            with tarfile.open(path) as archive:
+                member = archive.extractfile(archive.getnames()[0])
+                assert member is not None
+                data = member.read()
+            return list(torch.load(io.BytesIO(data), map_location="cpu")["w"].shape)
         if data[:2] == b"PK":
             return list(torch.load(path, map_location="cpu")["w"].shape)
         return len(pickle.loads(data))
@@ -247,6 +254,16 @@ class Sequence:
     def op_pickle(self) -> None:
         with open(self.tensor_name(), "wb") as file:
             pickle.dump([self.state()["w"].cpu().numpy()], file)
+
+    def op_archive(self) -> None:
+        """Write an archive, by the `open` that its module imported before."""
+        buffer = io.BytesIO()
+        torch.save(self.state(), buffer)
+        member = tarfile.TarInfo("w.pt")
+        member.size = buffer.tell()
+        buffer.seek(0)
+        with tarfile.open(self.tensor_name(), "w") as archive:
+            archive.addfile(member, buffer)
 
     def op_rotate(self) -> None:
         """Write a checkpoint's folder over the one before."""

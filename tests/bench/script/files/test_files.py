@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from conftest import RunScript
 
 HEAD = """
-import glob, io, json, os, pickle, shutil, sys
+import glob, io, json, os, pickle, shutil, sys, tarfile
 import numpy as np
 from pathlib import Path
 os.chdir(sys.argv[1])
@@ -33,6 +33,7 @@ def test_a_real_checkpoint_survives_and_the_run_reads_its_own(run_probe: RunScri
     (here / "ckpt" / "step-1" / "model.pt").write_bytes(b"real")
     (here / "best.pt").write_bytes(b"real")
     (here / "last.pt").write_bytes(b"real")
+    (here / "model.nemo").write_bytes(b"real")
     (here / "ckpt" / "latest").symlink_to("step-1")
     before = _tree(here)
     run = run_probe(
@@ -60,6 +61,8 @@ buffer = io.BytesIO()
 torch.save(state, buffer)
 Path("last.pt").write_bytes(buffer.getvalue())
 np.save("weight.npy", state["weight"].cpu().numpy())
+with tarfile.open("model.nemo", "w") as archive:
+    archive.add("last.pt")
 """,
         str(here),
         to_the_end=True,
@@ -68,8 +71,8 @@ np.save("weight.npy", state["weight"].cpu().numpy())
     assert _tree(here) == before
     told = run.result["redirected_files"]
     assert {str(Path(path).relative_to(here)) for path in told["files"]} == {
-        "best.pt", "copy.pt", "last.pt", "weight.npy", "ckpt/step-3/model.pt", "ckpt/step-3/state.json",
-        "ckpt/step-4/model.pt", "ckpt/step-4/state.json",
+        "best.pt", "copy.pt", "last.pt", "model.nemo", "weight.npy", "ckpt/step-3/model.pt",
+        "ckpt/step-3/state.json", "ckpt/step-4/model.pt", "ckpt/step-4/state.json",
     }  # fmt: skip
     assert str(here / "ckpt" / "step-1") in told["left_in_place"]
     assert told["bytes"] > 6 * 64 * 64 * 4

@@ -166,6 +166,28 @@ for epoch in range(2):
             optimizer.step()
     dist.barrier()
 """,
+    "own-modules": """
+import bz2, importlib, pathlib, tarfile
+folder = pathlib.Path(f"made-{rank}")
+folder.mkdir()
+(folder / f"settings_{rank}.py").write_text(f"rank = {rank}")
+(folder / f"package_{rank}").mkdir()
+(folder / f"package_{rank}" / "__init__.py").write_text("from . import inner")
+(folder / f"package_{rank}" / "inner.py").write_text("steps = 3")
+sys.path.insert(0, str(folder))
+importlib.invalidate_caches()
+assert importlib.import_module(f"settings_{rank}").rank == rank
+steps = importlib.import_module(f"package_{rank}").inner.steps
+with tarfile.open(folder / "all.tar", "w") as archive:
+    archive.add(folder / f"settings_{rank}.py")
+with bz2.open(folder / "all.bz2", "wb") as file:
+    file.write((folder / "all.tar").read_bytes())
+with bz2.open(folder / "all.bz2") as packed, tarfile.open(fileobj=packed) as archive:
+    assert len(archive.getnames()) == 1
+for each in range(10):
+    dist.barrier()
+loop(ddp(), steps)
+""",
     "uneven-lists": """
 sizes = [3 + each for each in range(world)]
 mine = torch.ones(sizes[rank], 5, device=device)
@@ -292,7 +314,10 @@ def test_a_rank_dependent_branch_is_named_with_both_lines(run_probe: RunScript) 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", CLEAN)
-def test_no_alarm_for_what_is_right(run_probe: RunScript, name: str) -> None:
+def test_no_alarm_for_what_is_right(
+    run_probe: RunScript, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     run = run_probe(BEGINNING + CLEAN[name], check_ranks="", to_the_end=True)
     assert run.result["status"] == "ok", run.cause
     check = run.result["rank_check"]

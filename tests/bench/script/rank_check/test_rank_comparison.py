@@ -158,7 +158,7 @@ def test_a_log_comes_back_from_its_file(tmp_path: Path) -> None:
     )
     written.write(tmp_path)
     assert RankLog.read(tmp_path) == written
-    assert (tmp_path / "collectives.json").stat().st_size < 2000
+    assert (tmp_path / "collectives.pickle").stat().st_size < 2000
 
 
 def test_the_record_has_both_stacks() -> None:
