@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import ExitCode, UsageError
 from fsdpbench.cli.commands.sweep import announced, request_from
 from fsdpbench.cli.output import make_console, show, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
@@ -91,6 +91,7 @@ def command(
             content["per_unit"] = found and found.to_dict()
         remedies = None if advice is None else as_dict(advice)["changes"]
         show_json(content | {"by_gpus": [row.to_dict() for row in by_count], "remedies": remedies})
+        _end(foreseen)
         return
     _print(plan.points, plan.notes, foreseen, budget)
     if advice is not None:
@@ -102,6 +103,13 @@ def command(
     print_endured(by_count)
     if chooses and (found := _by_unit(chooses, jobs)):
         _print_by_unit(found)
+    _end(foreseen)
+
+
+def _end(foreseen: Forecast | None) -> None:
+    """End with exit code 4 if a simulation failed: an error, a crash, or no time left."""
+    if foreseen is not None and any(each.status is not None for each in foreseen.unknown):
+        raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
 
 
 def _print_by_unit(found: UnitGain) -> None:
@@ -146,7 +154,7 @@ def _advice(foreseen: Forecast, jobs: int) -> Advice | None:
     from fsdpbench.answers.explain import advise
     from fsdpbench.sweep.prediction import as_simulated
 
-    if any(each.fits or each.config.device == "cpu" for each in foreseen.predictions):
+    if any(each.fits is not False or each.config.device == "cpu" for each in foreseen.predictions):
         return None
     points = (each.config for each in foreseen.predictions)
     nearest = min(points, key=lambda each: (each.settings.batch, -each.gpus), default=None)
@@ -190,7 +198,7 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
             names = ("step_time_s", "peak_reserved_bytes", "alloc_retries_per_step", "risky")
             row["prediction"] = {
                 "simulated": True,
-                "fits": prediction.fits if prediction.status is not None else None,
+                "fits": prediction.fits,
                 "reason": prediction.reason,
                 **{name: getattr(prediction, name) for name in names},
                 "rank": foreseen.ranks[index],
@@ -220,10 +228,11 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, bu
         console.print()
         return
     space = foreseen.disk_bytes
+    unknown = f", of {len(foreseen.unknown)} it is not known" if foreseen.unknown else ""
     disk = f"{space / _GIB:.1f} GiB" if space >= _GIB else f"{max(1, space >> 20)} MiB"
     console.print(
         Text(
-            f", {len(foreseen.unfit)} cannot fit; a sweep takes about {_duration(foreseen.wall_s)} and "
+            f", {len(foreseen.unfit)} cannot fit{unknown}; a sweep takes about {_duration(foreseen.wall_s)} and "
             f"{disk} of disk (simulated)",
             style="bold",
         )
@@ -288,17 +297,18 @@ def _unit(config: Config) -> str:
 
 
 def _unfit_lines(foreseen: Forecast) -> Iterator[str]:
-    """Yield a line for each reason why points cannot fit, with the nearest point that fits."""
+    """Yield a line for each reason why points cannot fit, with the nearest that fits, or are not known."""
     fitting_ones = [each.config for each in foreseen.predictions if each.fits and each.throughput]
     kinds: dict[str, list[Prediction]] = {}
-    for prediction in foreseen.unfit:
+    for prediction in (*foreseen.unfit, *foreseen.unknown):
         reason = ". ".join((prediction.reason or "").split(". ")[:2])
         kinds.setdefault(re.sub(r"[\d.]+", "#", reason), []).append(prediction)
     for same in kinds.values():
         first, others = same[0], f" and {len(same) - 1} more" if same[1:] else ""
         reason = ". ".join((first.reason or "").split(". ")[:2])
-        yield f"cannot fit: {units.words_of(first.config)}{others}: {reason}"
-        if fitting_ones:
+        word = "cannot fit" if first.fits is False else "not known whether it fits"
+        yield f"{word}: {units.words_of(first.config)}{others}: {reason}"
+        if fitting_ones and first.fits is False:
             nearest = min((_distance(first.config, each), units.words_of(each)) for each in fitting_ones)[1]
             yield f"  the nearest that fits: {nearest}"
 
