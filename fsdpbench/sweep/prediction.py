@@ -97,7 +97,7 @@ class Forecast:
 
     @property
     def unknown(self) -> list[Prediction]:
-        """Those that were not simulated to their end."""
+        """Return the points whose simulation failed or is impossible."""
         return [prediction for prediction in self.predictions if prediction.fits is None]
 
     @property

@@ -91,18 +91,16 @@ def command(
             content["per_unit"] = found and found.to_dict()
         remedies = None if advice is None else as_dict(advice)["changes"]
         show_json(content | {"by_gpus": [row.to_dict() for row in by_count], "remedies": remedies})
-        _end(foreseen)
-        return
-    _print(plan.points, plan.notes, foreseen, budget)
-    if advice is not None:
-        show(
-            "\n".join((f"Nothing fits. Of {units.words_of(advice.as_it_is.config)}:", *change_lines(advice)))
-        )
-    if len(by_count) > 1:
-        print_rows(by_count, budget)
-    print_endured(by_count)
-    if chooses and (found := _by_unit(chooses, jobs)):
-        _print_by_unit(found)
+    else:
+        _print(plan.points, plan.notes, foreseen, budget)
+        if advice is not None:
+            nearest = units.words_of(advice.as_it_is.config)
+            show("\n".join((f"Nothing fits. Of {nearest}:", *change_lines(advice))))
+        if len(by_count) > 1:
+            print_rows(by_count, budget)
+        print_endured(by_count)
+        if chooses and (found := _by_unit(chooses, jobs)):
+            _print_by_unit(found)
     _end(foreseen)
 
 
@@ -230,13 +228,8 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, bu
     space = foreseen.disk_bytes
     unknown = f", of {len(foreseen.unknown)} it is not known" if foreseen.unknown else ""
     disk = f"{space / _GIB:.1f} GiB" if space >= _GIB else f"{max(1, space >> 20)} MiB"
-    console.print(
-        Text(
-            f", {len(foreseen.unfit)} cannot fit{unknown}; a sweep takes about {_duration(foreseen.wall_s)} and "
-            f"{disk} of disk (simulated)",
-            style="bold",
-        )
-    )
+    effort = f"a sweep takes about {_duration(foreseen.wall_s)} and {disk} of disk (simulated)"
+    console.print(Text(f", {len(foreseen.unfit)} cannot fit{unknown}; {effort}", style="bold"))
     risky = any(each.risky for each in foreseen.predictions)
     intervals = (each.interval for each in foreseen.predictions)
     for line in units.interval_lines(intervals, shared=units.is_shared(foreseen.ranks), risky=risky):
