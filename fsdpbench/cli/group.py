@@ -13,7 +13,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
-from typing import Any
 
 import click
 
@@ -71,7 +70,7 @@ def _describe_options(command: click.Command, name: str, words: Mapping[tuple[st
         _describe_options(part, f"{name} {part.name}", words)
 
 
-def _not_empty(context: click.Context, option: click.Parameter, value: Any) -> Any:
+def _not_empty(context: click.Context, option: click.Parameter, value: object) -> object:
     """Return an option's value; refuse an empty one: an unset variable of a shell is not the default."""
     if value == "" or (isinstance(value, tuple) and "" in value):
         raise click.BadParameter("it is empty; leave the option out for its default", context, option)

@@ -57,8 +57,7 @@ _USUAL = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192
 
 @dataclass(frozen=True)
 class Prediction:
-    """One point, predicted. `status` None: its simulation says nothing of it; `reason`: why it does not fit,
-    or why that is not known. Seconds, bytes."""
+    """One point, predicted; seconds, bytes. `status` None: its simulation says nothing (`reason`: why)."""
 
     config: Config
     status: Status | None
@@ -91,14 +90,9 @@ class Forecast:
     wall_s: float
     disk_bytes: int
 
-    @property
-    def unfit(self) -> list[Prediction]:
-        return [prediction for prediction in self.predictions if prediction.fits is False]
-
-    @property
-    def unknown(self) -> list[Prediction]:
-        """Return the points whose simulation failed or is impossible."""
-        return [prediction for prediction in self.predictions if prediction.fits is None]
+    def that_fit(self, fits: bool | None) -> list[Prediction]:
+        """Return those that fit or do not; None: of which that is not known."""
+        return [prediction for prediction in self.predictions if prediction.fits is fits]
 
     @property
     def ranks(self) -> list[int | None]:
@@ -136,8 +130,7 @@ def best_first(forecast: Forecast) -> Forecast:
     """Return the forecast, fastest point first, then those of unknown speed, then those that do not fit."""
 
     def place(prediction: Prediction) -> tuple[bool, bool, float]:
-        unknown = prediction.throughput is None
-        return prediction.fits is False, unknown, -(prediction.throughput or 0.0)
+        return prediction.fits is False, prediction.throughput is None, -(prediction.throughput or 0.0)
 
     return replace(forecast, predictions=tuple(sorted(forecast.predictions, key=place)))
 
@@ -203,8 +196,7 @@ def _prediction(config: Config, trial: Trial | None) -> Prediction:
     if status is Status.OOM and (config.device != "cpu" or _more_than_there_is(config, trial.result)):
         return Prediction(config, status, trial.cause, host_s=host_s)
     if status is not Status.OK:
-        known = None if status is Status.OOM else status
-        return Prediction(config, known, trial.cause, host_s=host_s)
+        return Prediction(config, None if status is Status.OOM else status, trial.cause, host_s=host_s)
     if config.device == "cpu":
         return _on_this_cpu(config, trial)
     return Prediction(

@@ -90,3 +90,11 @@ def test_the_commands_answer_by_count(command: str, fsdpbench: Any, tmp_path: An
     assert [row["gpus"] for row in rows] == [8, 16]
     assert all("batch-8" in row["best"] for row in rows)
     assert "By number of GPUs" in fsdpbench(command, *words.split()).stdout
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.25, "1.2 s"), (34.2, "34 s"), (110.0, "110 s"), (150.0, "2.5 min"), (7300.0, "2.03 h")],
+)
+def test_a_time_is_written_as_people_write_it(seconds: float, text: str) -> None:
+    assert span(seconds) == text
