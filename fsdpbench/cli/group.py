@@ -61,7 +61,7 @@ def _describe_options(command: click.Command, name: str, words: Mapping[tuple[st
     """Give each option without a help text the one of `options.csv`: a command's own row, else the row that
     all commands share. None takes an empty value. Raises `KeyError` for an option that has no text."""
     for option in command.params:
-        if isinstance(option, click.Option):
+        if isinstance(option, click.Option) and option.flag_value != "":  # that one's value may be left out
             option.callback = option.callback or _not_empty
         if isinstance(option, click.Option) and option.help is None and not option.hidden:
             flag = max(option.opts, key=len)

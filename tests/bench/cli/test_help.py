@@ -55,7 +55,7 @@ def test_no_option_takes_an_empty_value(name: str) -> None:
     parts = command.commands.values() if isinstance(command, click.Group) else [command]
     for part in parts:
         for option in part.params:
-            if isinstance(option, click.Option) and not option.is_flag and option.expose_value:
+            if isinstance(option, click.Option) and not option.is_flag and option.flag_value != "":
                 values = [""] * option.nargs
                 with pytest.raises(click.UsageError) as refused:
                     part.make_context(name, [max(option.opts, key=len), *values])
