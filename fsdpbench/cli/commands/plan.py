@@ -102,7 +102,7 @@ def command(
         if chooses and (found := _by_unit(chooses, jobs)):
             _print_by_unit(found)
     if foreseen and any(each.status is not None for each in foreseen.that_fit(None)):
-        raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
+        raise click.exceptions.Exit(ExitCode.SOME_FAILED)
 
 
 def _print_by_unit(found: UnitGain) -> None:
