@@ -59,13 +59,22 @@ def command_named(name: str) -> click.Command | None:
 
 def _describe_options(command: click.Command, name: str, words: Mapping[tuple[str, str], str]) -> None:
     """Give each option without a help text the one of `options.csv`: a command's own row, else the row that
-    all commands share. Raises `KeyError` for an option that has none."""
+    all commands share. None takes an empty value. Raises `KeyError` for an option that has no text."""
     for option in command.params:
+        if isinstance(option, click.Option) and option.flag_value != "":  # that one's value may be left out
+            option.callback = option.callback or _not_empty
         if isinstance(option, click.Option) and option.help is None and not option.hidden:
             flag = max(option.opts, key=len)
             option.help = words.get((name, flag)) or words["", flag]
     for part in command.commands.values() if isinstance(command, click.Group) else ():
         _describe_options(part, f"{name} {part.name}", words)
+
+
+def _not_empty(context: click.Context, option: click.Parameter, value: object) -> object:
+    """Return an option's value; refuse an empty one: an unset variable of a shell is not the default."""
+    if value == "" or (isinstance(value, tuple) and "" in value):
+        raise click.BadParameter("it is empty; leave the option out for its default", context, option)
+    return value
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

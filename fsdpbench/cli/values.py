@@ -113,6 +113,8 @@ class PossiblePath(click.Path):
         super().__init__(dir_okay=dir_okay, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("the path is empty.", param, ctx)
         try:
             os.stat(value)
         except OSError as error:

@@ -57,7 +57,7 @@ _USUAL = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192
 
 @dataclass(frozen=True)
 class Prediction:
-    """One point, predicted. `status` None: it could not be simulated (`reason` tells why). Seconds, bytes."""
+    """One point, predicted; seconds, bytes. `status` None: its simulation says nothing (`reason`: why)."""
 
     config: Config
     status: Status | None
@@ -77,8 +77,9 @@ class Prediction:
         return self.interval is not None and bool(self.interval["risky"])
 
     @property
-    def fits(self) -> bool:
-        return self.status is not Status.OOM
+    def fits(self) -> bool | None:
+        """Whether it fits; None where that is not known."""
+        return self.status is Status.OK if self.status in (Status.OK, Status.OOM) else None
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ class Forecast:
     wall_s: float
     disk_bytes: int
 
-    @property
-    def unfit(self) -> list[Prediction]:
-        return [prediction for prediction in self.predictions if not prediction.fits]
+    def that_fit(self, fits: bool | None) -> list[Prediction]:
+        """Return those that fit or do not; None: of which that is not known."""
+        return [prediction for prediction in self.predictions if prediction.fits is fits]
 
     @property
     def ranks(self) -> list[int | None]:
@@ -129,7 +130,7 @@ def best_first(forecast: Forecast) -> Forecast:
     """Return the forecast, fastest point first, then those of unknown speed, then those that do not fit."""
 
     def place(prediction: Prediction) -> tuple[bool, bool, float]:
-        return not prediction.fits, prediction.throughput is None, -(prediction.throughput or 0.0)
+        return prediction.fits is False, prediction.throughput is None, -(prediction.throughput or 0.0)
 
     return replace(forecast, predictions=tuple(sorted(forecast.predictions, key=place)))
 
@@ -145,7 +146,8 @@ def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
         )
     if config.device != "sim" and config.gpus > config.gpus_per_node:
         hardware = stated_machine(hardware, config.gpus_per_node)
-    changed = replace(config, device="sim", hardware=hardware, measurement=PROBE)
+    probe = replace(PROBE, timeout_s=config.measurement.timeout_s)
+    changed = replace(config, device="sim", hardware=hardware, measurement=probe)
     return None if get_system(config.system).not_applicable(changed) else changed
 
 
@@ -157,7 +159,8 @@ def as_probe(config: Config, hardware: str | None, timeout_s: float | None, purp
     simulated = as_simulated(config, hardware)
     if simulated is None:
         raise UsageError(f"{config.system} cannot do this on simulated GPUs: nothing can be {purpose}")
-    return replace(simulated, measurement=replace(PROBE, timeout_s=timeout_s or PROBE.timeout_s))
+    probe = simulated.measurement
+    return replace(simulated, measurement=replace(probe, timeout_s=timeout_s or probe.timeout_s))
 
 
 def _run_once(
@@ -193,8 +196,7 @@ def _prediction(config: Config, trial: Trial | None) -> Prediction:
     if status is Status.OOM and (config.device != "cpu" or _more_than_there_is(config, trial.result)):
         return Prediction(config, status, trial.cause, host_s=host_s)
     if status is not Status.OK:
-        # An error of the simulation says nothing of the point.
-        return Prediction(config, None, trial.cause, host_s=host_s)
+        return Prediction(config, None if status is Status.OOM else status, trial.cause, host_s=host_s)
     if config.device == "cpu":
         return _on_this_cpu(config, trial)
     return Prediction(

@@ -200,6 +200,8 @@ def describe_diff(diff: TraceDiff) -> str:
     for side, rank in (("before", diff.before), ("after", diff.after)):
         if not rank.trusted:
             lines.append(f"  NOT trusted ({side}): {rank.warnings[0]}")
+    if diff.before.kind != diff.after.kind:
+        lines.append("  note: one trace is of a CPU, the other of a GPU: their parts are not the same work")
     lines.append(f"  {_sentence(diff)}")
     lines += _section("where", [diff.step, *diff.parts], worth=0)
     lines += _section("phase", diff.phases)
@@ -222,9 +224,8 @@ def _sentence(diff: TraceDiff) -> str:
     if abs(step.by) < _WORTH_NS:
         return f"A step takes as long as before, {step.after / _MS:.3f} ms."
     share = f" ({100 * step.by / step.before:+.2f} %)" if step.before else ""
-    longer = "longer" if step.by > 0 else "shorter"
     mine = max(diff.parts, key=lambda part: part.by * (1 if step.by > 0 else -1))
-    text = f"A step takes {abs(step.by) / _MS:.3f} ms{share} {longer}, "
+    text = f"A step takes {abs(step.by) / _MS:.3f} ms{share} {'more' if step.by > 0 else 'less'}, "
     text += f"most of it {mine.name.replace('_', ' ')} ({_signed(mine.by / _MS, 3)} ms)."
     return text
 

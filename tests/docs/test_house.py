@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -110,6 +111,15 @@ def test_files_are_short() -> None:
     tests = ((str(path.relative_to(ROOT)), path.read_text()) for path in (ROOT / "tests").rglob("*.py"))
     counted = {name: len(text.splitlines()) for name, text in (*sources(), *tests)}
     assert {name: lines for name, lines in counted.items() if lines >= MOST_LINES} == {}
+
+
+def test_no_row_of_a_table_has_more_cells_than_columns() -> None:
+    """A comma in a text that is not quoted would cut it."""
+    tables = [path for package in PACKAGES for path in (ROOT / package).rglob("*.csv")]
+    assert tables
+    for table in tables:
+        lines = [line for line in table.read_text().splitlines() if not line.startswith("#")]
+        assert [row for row in csv.DictReader(lines) if None in row] == [], table
 
 
 def test_state_of_the_simulator_is_passed() -> None:

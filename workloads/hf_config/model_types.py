@@ -260,7 +260,7 @@ def translate(config: Mapping[str, Any], towers: bool = False) -> Translation:
         raise ShapeError("key model_type is missing: it says which model the other keys describe")
     text = config.get("text_config")
     inner = text if isinstance(text, dict) and not towers else None
-    if inner is not None and inner.get("model_type") in MODEL_TYPES:
+    if inner is not None and str(inner.get("model_type")) in MODEL_TYPES:
         try:
             return _of_ours({**inner, **{key: config[key] for key in _OF_WHOLE if key in config}})
         except NotBuiltError:

@@ -47,7 +47,7 @@ def _how(trial: Trial) -> Iterator[str]:
 def _without_oom(advice: Advice) -> Iterator[str]:
     trial = advice.as_it_is
     if not trial.fits:
-        yield f"Its simulation ends otherwise ({trial.status.value}): {trial.cause}"
+        yield f"No answer: the simulation failed ({trial.status.value}): {trial.cause}"
         return
     steps = steps_until_full(account_of(trial)) if grows(trial) else None
     if steps is not None:
@@ -130,7 +130,8 @@ def change_lines(advice: Advice) -> Iterator[str]:
         needed = size_text(advice.roomy.allocated)
         yield f"It needs {needed} of tensors at its peak (simulated with more room)."
     if not advice.fits:
-        yield f"None of {len(advice.misses)} changes and combinations that were simulated fits."
+        tried = f"None of {len(advice.misses)} changes and combinations that were simulated"
+        yield f"{tried if advice.misses else 'No change that could be simulated'} fits."
         return
     if growing:
         yield "What stops the growth, simulated:"

@@ -276,7 +276,7 @@ def _from_run(path: Path, hardware: str | None) -> tuple[Measured, Config | None
 
 
 def _traced_step_s(path: Path) -> float:
-    """Return the median step of a trace in s. Raises `UsageError` if it has none."""
+    """Return the median step of a GPU's trace in s. Raises `UsageError` if it has none, or is of no GPU."""
     import statistics
 
     from fsdpbench.reports.analysis import analyze
@@ -286,6 +286,9 @@ def _traced_step_s(path: Path) -> float:
         (rank,) = analyze([path]).ranks
     except TraceError as error:
         raise UsageError(str(error)) from None
+    if rank.kind != "gpu" or rank.simulated:
+        what = "simulated" if rank.simulated else "of a CPU"
+        raise UsageError(f"--from {path}: the trace is {what}; no GPU was measured")
     steps = [step.duration for step in rank.steps]
     if not steps:
         raise UsageError(f"--from {path}: the trace marks no steps (ProfilerStep#N); give --measured")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import ExitCode, UsageError
 from fsdpbench.cli.commands.sweep import announced, request_from
 from fsdpbench.cli.output import make_console, show, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
@@ -26,6 +26,7 @@ from fsdpbench.cli.terminal.by_count import (
     print_rows,
     row_of,
     rows_by_count,
+    span,
 )
 from fsdpbench.cli.terminal.table import Column, print_table, shared_words
 from fsdpbench.cli.values import MOST_JOBS, SectionedCommand, help_all_option, whole
@@ -87,21 +88,21 @@ def command(
     if as_json:
         content = _as_json(plan.points, plan.notes, foreseen)
         if chooses:
-            found = _by_unit(chooses, jobs)
-            content["per_unit"] = found and found.to_dict()
+            content["per_unit"] = (found := _by_unit(chooses, jobs)) and found.to_dict()
         remedies = None if advice is None else as_dict(advice)["changes"]
         show_json(content | {"by_gpus": [row.to_dict() for row in by_count], "remedies": remedies})
-        return
-    _print(plan.points, plan.notes, foreseen, budget)
-    if advice is not None:
-        show(
-            "\n".join((f"Nothing fits. Of {units.words_of(advice.as_it_is.config)}:", *change_lines(advice)))
-        )
-    if len(by_count) > 1:
-        print_rows(by_count, budget)
-    print_endured(by_count)
-    if chooses and (found := _by_unit(chooses, jobs)):
-        _print_by_unit(found)
+    else:
+        _print(plan.points, plan.notes, foreseen, budget)
+        if advice is not None:
+            nearest = units.words_of(advice.as_it_is.config)
+            show("\n".join((f"Nothing fits. Of {nearest}:", *change_lines(advice))))
+        if len(by_count) > 1:
+            print_rows(by_count, budget)
+        print_endured(by_count)
+        if chooses and (found := _by_unit(chooses, jobs)):
+            _print_by_unit(found)
+    if foreseen and any(each.status is not None for each in foreseen.that_fit(None)):
+        raise click.exceptions.Exit(ExitCode.SOME_FAILED)
 
 
 def _print_by_unit(found: UnitGain) -> None:
@@ -146,7 +147,7 @@ def _advice(foreseen: Forecast, jobs: int) -> Advice | None:
     from fsdpbench.answers.explain import advise
     from fsdpbench.sweep.prediction import as_simulated
 
-    if any(each.fits or each.config.device == "cpu" for each in foreseen.predictions):
+    if any(each.fits is not False or each.config.device == "cpu" for each in foreseen.predictions):
         return None
     points = (each.config for each in foreseen.predictions)
     nearest = min(points, key=lambda each: (each.settings.batch, -each.gpus), default=None)
@@ -175,7 +176,7 @@ def _counter(total: int, jobs: int) -> Callable[[int], None]:
             tell(f"{total - done} points to simulate, {min(jobs, total - done)} side by side{none}")
         elif live or done in shown:
             rest = (time.monotonic() - began) / max(done - max(spared, 0), 1) * (total - done)
-            line = f"simulated {done} of {total}" + f", about {_duration(rest)} to go" * (done < total)
+            line = f"simulated {done} of {total}" + f", about {span(rest)} to go" * (done < total)
             tell(f"{line:<48}" if live else line, end="\n" if done == total or not live else "", over=live)
 
     return count
@@ -190,7 +191,7 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
             names = ("step_time_s", "peak_reserved_bytes", "alloc_retries_per_step", "risky")
             row["prediction"] = {
                 "simulated": True,
-                "fits": prediction.fits if prediction.status is not None else None,
+                "fits": prediction.fits,
                 "reason": prediction.reason,
                 **{name: getattr(prediction, name) for name in names},
                 "rank": foreseen.ranks[index],
@@ -220,14 +221,10 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, bu
         console.print()
         return
     space = foreseen.disk_bytes
+    unknown = f", of {count} it is not known" if (count := len(foreseen.that_fit(None))) else ""
     disk = f"{space / _GIB:.1f} GiB" if space >= _GIB else f"{max(1, space >> 20)} MiB"
-    console.print(
-        Text(
-            f", {len(foreseen.unfit)} cannot fit; a sweep takes about {_duration(foreseen.wall_s)} and "
-            f"{disk} of disk (simulated)",
-            style="bold",
-        )
-    )
+    effort = f"a sweep takes about {span(foreseen.wall_s)} and {disk} of disk (simulated)"
+    console.print(Text(f", {len(foreseen.that_fit(False))} cannot fit{unknown}; {effort}", style="bold"))
     risky = any(each.risky for each in foreseen.predictions)
     intervals = (each.interval for each in foreseen.predictions)
     for line in units.interval_lines(intervals, shared=units.is_shared(foreseen.ranks), risky=risky):
@@ -259,17 +256,9 @@ def _recommended(shown: Sequence[tuple[Prediction, object]]) -> Prediction:
 def _figures(found: list[Prediction], budget: Budget) -> list[Column]:
     """Return columns of throughput, days and cost where asked, step, peak, and retries if there are any."""
     rows = [row_of(each.config, each.throughput, budget) if each.throughput else None for each in found]
-    unit = f"{_unit(found[0].config)} /s/{units.each(found[0].config.device)}" if found else ""
-    peaks = [
-        "-"
-        if each.peak_reserved_bytes is None
-        else f"{each.peak_reserved_bytes / _GIB:.1f}{' risky' * each.risky}"
-        for each in found
-    ]
-    steps = [
-        "-" if each.step_time_s is None else f"{each.step_time_s * 1e3:,.1f}{units.plus_minus(each.interval)}"
-        for each in found
-    ]
+    unit = f"{_unit(found[0].config)} /s/{units.each(found[0].config.device)}"
+    peaks = [f"{(each.peak_reserved_bytes or 0) / _GIB:.1f}{' risky' * each.risky}" for each in found]
+    steps = [f"{1e3 * (each.step_time_s or 0):,.1f}{units.plus_minus(each.interval)}" for each in found]
     columns = [Column(unit, [f"{each.throughput:,.0f}" if each.throughput else "-" for each in found])]
     if budget.tokens is not None:
         columns.append(Column("days", [amount(row.days) if row else "-" for row in rows], weight=9))
@@ -288,17 +277,18 @@ def _unit(config: Config) -> str:
 
 
 def _unfit_lines(foreseen: Forecast) -> Iterator[str]:
-    """Yield a line for each reason why points cannot fit, with the nearest point that fits."""
+    """Yield a line for each reason why points cannot fit, with the nearest that fits, or are not known."""
     fitting_ones = [each.config for each in foreseen.predictions if each.fits and each.throughput]
-    kinds: dict[str, list[Prediction]] = {}
-    for prediction in foreseen.unfit:
+    kinds: dict[tuple[bool | None, str], list[Prediction]] = {}
+    for prediction in (*foreseen.that_fit(False), *foreseen.that_fit(None)):
         reason = ". ".join((prediction.reason or "").split(". ")[:2])
-        kinds.setdefault(re.sub(r"[\d.]+", "#", reason), []).append(prediction)
+        kinds.setdefault((prediction.fits, re.sub(r"[\d.]+", "#", reason)), []).append(prediction)
     for same in kinds.values():
         first, others = same[0], f" and {len(same) - 1} more" if same[1:] else ""
         reason = ". ".join((first.reason or "").split(". ")[:2])
-        yield f"cannot fit: {units.words_of(first.config)}{others}: {reason}"
-        if fitting_ones:
+        word = "cannot fit" if first.fits is False else "not known whether it fits"
+        yield f"{word}: {units.words_of(first.config)}{others}: {reason}"
+        if fitting_ones and first.fits is False:
             nearest = min((_distance(first.config, each), units.words_of(each)) for each in fitting_ones)[1]
             yield f"  the nearest that fits: {nearest}"
 
@@ -308,9 +298,3 @@ def _distance(one: Config, other: Config) -> tuple[int, float]:
     first, second = units.settings_of(one), units.settings_of(other)
     batches = [one.settings.batch, other.settings.batch]
     return sum(first[name] != second[name] for name in first), max(batches) / min(batches)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

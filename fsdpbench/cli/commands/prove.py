@@ -37,7 +37,7 @@ _packages = partial(click.option, metavar="PACKAGE", multiple=True)
 @click.option("--ranks", default="4,2", metavar="N,M")
 @click.option("--baseline", type=PossiblePath())
 @click.option("--thresholds", type=PossiblePath())
-@click.option("--resume-with", default="", metavar="ARGUMENTS")
+@click.option("--resume-with", metavar="ARGUMENTS")
 @click.option("--timeout", type=Positive(MOST_SECONDS), default=120.0)
 @click.option("--to-the-end", is_flag=True)
 @click.option("--junit", type=PlaceForFile())
@@ -67,7 +67,7 @@ def command(script: Path | None, module: str | None, form: str, junit: Path | No
     config = script_config(options | asked, ())
     assert config is not None
     try:
-        resume_with = tuple(shlex.split(options["resume_with"]))
+        resume_with = tuple(shlex.split(options["resume_with"] or ""))
     except ValueError as error:
         raise UsageError(f"--resume-with {options['resume_with']!r}: {error}") from None
     thresholds, baseline = read_thresholds(options["thresholds"]), options["baseline"]

@@ -139,8 +139,7 @@ def config_asked_for(options: Mapping[str, Any], assignments: tuple[str, ...]) -
         return config
     options = {**options, "system": options.get("system") or "torch-fsdp2"}
     config, _, assumed = single_config(options, given)
-    if assumed:
-        tell(f"{config.model}{assumed}")
+    tell(f"{config.model}, {config.system}{assumed}")
     reasons = not_applicable(config, given)
     if reasons:
         raise UsageError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))

@@ -212,7 +212,7 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             count = seconds / size
             return f"{count:,.3g} {unit}" if count < 100 else f"{count:,.0f} {unit}"
-    return f"{seconds:.2g} s"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def amount(value: float | None) -> str:

@@ -55,10 +55,9 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     _print_doubts(console, [entry.row for entry in entries])
     _print_intervals(console, entries, shared)
     known = f" ({already_done} were done already)" if already_done else ""
+    written = f" Report: {page}" if (page := folder / "report.html").exists() else ""
     console.print()
-    console.print(
-        f"{ran} configurations ran{known}. Report: {folder / 'report.html'}", highlight=False, soft_wrap=True
-    )
+    console.print(f"{ran} configurations ran{known}.{written}", highlight=False, soft_wrap=True)
 
 
 def _order(entry: ranking.Ranked) -> tuple[bool, int, bool, int]:

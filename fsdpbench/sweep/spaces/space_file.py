@@ -59,6 +59,8 @@ def read_space(content: Mapping[str, Any], origin: str) -> tuple[dict[str, Any],
     Raises `UsageError` that names `origin` and the key.
     """
     known = SpaceFile.__struct_fields__
+    if empty := [name for name in known if content.get(name) == ""]:
+        raise UsageError(f"{origin}: {empty[0]} is empty; leave it out for its default")
     settings = dict(_table(content.get("settings", {}), origin))
     for name in content:
         if name in known:

@@ -4,6 +4,7 @@
 
 const Theme = (() => {
   const NARROW = window.matchMedia("(max-width: 640px)");
+  const LEAST_NARROW_HEIGHT = 230; // CSS pixels
   const PAPER_WIDTH = 1000; // CSS pixels across A4 landscape inside its margins,
   const PAPER_HEIGHT = 330; // and down it: the breakdown's many bars,
   const PAPER_HALF = 180; // and what others get.
@@ -51,7 +52,10 @@ const Theme = (() => {
   function draw(element, figure) {
     drawn.set(element, figure);
     let layout = merged(house(), figure.layout);
-    if (NARROW.matches && !printing) layout = merged(layout, figure.narrow || {});
+    if (NARROW.matches && !printing) {
+      layout = merged(layout, figure.narrow || {});
+      layout.height = Math.max(layout.height, LEAST_NARROW_HEIGHT); // a legend of four lines above two bars
+    }
     if (printing) Object.assign(layout, { width: element.closest(".why") ? 0.58 * PAPER_WIDTH : PAPER_WIDTH, height: Math.min(layout.height, element.closest("#breakdown") ? PAPER_HEIGHT : PAPER_HALF) });
     return Plotly.react(element, resolve(figure.data), resolve(layout), {
       displaylogo: false, responsive: true, scrollZoom: false,

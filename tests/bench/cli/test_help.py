@@ -45,3 +45,26 @@ def test_programs_can_read_what_it_says(name: str) -> None:
     command = command_named(name)
     inner = list(command.commands.values()) if isinstance(command, click.Group) else [command]
     assert all("--json" in _options(each) for each in inner if each is not None)
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_no_option_takes_an_empty_value(name: str) -> None:
+    """A shell's unset variable, `--hardware "$CHIP"`, is not the default."""
+    command = command_named(name)
+    assert command is not None
+    parts = command.commands.values() if isinstance(command, click.Group) else [command]
+    for part in parts:
+        for option in part.params:
+            if isinstance(option, click.Option) and not option.is_flag and option.flag_value != "":
+                values = [""] * option.nargs
+                with pytest.raises(click.UsageError) as refused:
+                    part.make_context(name, [max(option.opts, key=len), *values])
+                assert "--" in refused.value.format_message(), option.opts
+
+
+@pytest.mark.parametrize("name", ["report", "compare", "analyze", "watch"])
+def test_no_path_is_empty(name: str) -> None:
+    command = command_named(name)
+    assert command is not None
+    with pytest.raises(click.UsageError, match="the path is empty"):
+        command.make_context(name, ["", ""])

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from fsdpbench.lab.calibrate.from_results.fit import Factor, ScaledProfile
 from fsdpbench.lab.expect import Measured, SpeedUnit, expect, lines, parse_measured, record
 from fsdpbench.sweep.prediction import PROBE
 from fsdpbench.sweep.trials import simulate
+from tests.reports.trace_writing import TraceBuilder
 
 
 def config(gpus: int = 16, **settings: object) -> Config:
@@ -150,8 +152,6 @@ def test_bad_requests_say_what_is_missing(words: list[str], why: str) -> None:
 
 
 def test_the_speed_of_a_trace_is_that_of_its_median_step(tmp_path: Path) -> None:
-    from tests.reports.trace_writing import TraceBuilder
-
     built = TraceBuilder()
     for number, end in enumerate((1_010_000, 2_030_000, 3_020_000)):
         built.step(number, number * 1_000_000 + 100_000, end)
@@ -162,3 +162,17 @@ def test_the_speed_of_a_trace_is_that_of_its_median_step(tmp_path: Path) -> None
     assert done.exit_code == 0, done.output
     measured = json.loads(done.stdout)["measured_s"]
     assert math.isclose(measured, 1e-3, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("head", "why"), [({}, "of a CPU"), ({"fsdpbench": {"hardware": "a100-80gb"}}, "simulated")]
+)
+def test_a_trace_that_measured_no_gpu_is_refused(tmp_path: Path, head: dict[str, Any], why: str) -> None:
+    built = TraceBuilder(**head)
+    built.step(0, 100_000, 1_010_000)
+    built.op("aten::mm", 200_000, 900_000)
+    if head:
+        built.kernel("gemm", 200_000, 900_000)
+    path = built.write(tmp_path / "rank0_trace.json")
+    done = CliRunner().invoke(expect_command, ["--from", str(path), "--model", "gpt-tiny", "--gpus", "2"])
+    assert f"the trace is {why}; no GPU was measured" in str(done.exception)

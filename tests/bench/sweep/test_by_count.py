@@ -54,7 +54,8 @@ def test_a_rate_of_failures_without_days_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.5, "0.5 s"), (140, "2.33 min"), (7200, "2 h"), (9e6, "104 days")]
+    ("seconds", "words"),
+    [(0.5, "0.5 s"), (34.2, "34 s"), (110, "110 s"), (140, "2.33 min"), (7200, "2 h"), (9e6, "104 days")],
 )
 def test_times_have_a_unit_of_their_size(seconds: float, words: str) -> None:
     assert span(seconds) == words

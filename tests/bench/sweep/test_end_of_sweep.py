@@ -78,6 +78,13 @@ def test_no_figure_is_cut_at_any_width(
     assert max(map(len, table.splitlines())) <= limit
 
 
+def test_the_page_is_named_if_it_could_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed(folder, 80, False, monkeypatch).endswith("4 configurations ran.\n")
+    (folder / "report.html").touch()
+    named = f"4 configurations ran. Report: {folder}/report.html\n"
+    assert printed(folder, 80, False, monkeypatch).endswith(named)
+
+
 def test_the_least_important_columns_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide, narrow = (printed(folder, width, True, monkeypatch) for width in (160, 80))
     assert {"step,", "spread", "overlap"} <= set(wide.split())
@@ -133,4 +140,3 @@ def test_failures_are_named_with_cause_and_log(folder: Path, monkeypatch: pytest
     assert "rank 1: killed by SIGKILL" in text
     assert "logs/rank1_stderr.log" in text
     assert "--retry-failed" in text
-    assert "report.html" in text

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,17 @@ import pytest
 
 from fsdpbench.answers.explain import advice
 from fsdpbench.answers.tune import per_unit
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.errors import ExitCode
+from fsdpbench.base.settings import Settings
 from fsdpbench.engine.results.machine_state import available_memory
+from fsdpbench.engine.results.records import Status
+from fsdpbench.reports.result import Result
+from fsdpbench.sweep import prediction
+from fsdpbench.sweep import trials as trials_module
+from fsdpbench.sweep.planning import make_config, make_target
+from fsdpbench.sweep.prediction import PROBE, as_simulated
+from fsdpbench.sweep.trials import Trial
 
 Plan = Callable[..., dict[str, Any]]
 FOUR_LAYERS = (
@@ -162,3 +173,36 @@ def test_a_bad_space_is_a_usage_error(fsdpbench: Any) -> None:
     done = fsdpbench("plan", "--model", "gpt-tiny", "--batch", "0", "--no-predict")
     assert done.returncode == 2
     assert "batch" in done.stderr
+
+
+@pytest.mark.parametrize("failed", [Status.ERROR, Status.CRASH, Status.TIMEOUT])
+def test_a_point_whose_simulation_failed_does_not_count_as_fitting(
+    fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: Status
+) -> None:
+    def run_in(folder: Path, configs: Sequence[Config], *rest: Any) -> list[Trial]:
+        broken = Result(status=failed, cause="no step")
+        trials = trials_module.run_in(folder, configs, *rest)
+        return [replace(each, result=broken) if each.config.settings.batch == 8 else each for each in trials]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(prediction, "run_in", run_in)
+    words = "plan --model gpt-tiny --gpus 8 --device sim --system impl-fsdp2 --batch"
+    done = fsdpbench(*words.split(), "4,8")
+    assert done.returncode == ExitCode.SOME_FAILED
+    assert done.stdout.startswith("Fastest that fits: impl-fsdp2, batch 4; 1 of 2 fit\n")
+    assert "\nnot known whether it fits: impl-fsdp2, batch 8: no step\n" in done.stdout
+    assert "2 configurations, eager, 0 cannot fit, of 1 it is not known; " in done.stdout
+    as_json = fsdpbench(*words.split(), "8", "--wrap", "block,root", "--json")
+    assert as_json.returncode == ExitCode.SOME_FAILED
+    points = json.loads(as_json.stdout)["points"]
+    assert [point["prediction"]["fits"] for point in points] == [None, None]
+
+
+def test_the_time_limit_is_that_of_each_simulation() -> None:
+    target = make_target(
+        model="gpt-tiny", shape={}, device="sim", hardware="a100-80gb", gpus=8, gpus_per_node=None, data=None,
+        measurement=Measurement(1, 1, 1, timeout_s=7.0),
+    )  # fmt: skip
+    simulated = as_simulated(make_config(target, "impl-fsdp2", Settings.of(batch=2), target.workload()))
+    assert simulated is not None
+    assert simulated.measurement == replace(PROBE, timeout_s=7.0)

@@ -14,6 +14,7 @@ from fsdpbench.cli.requests.options import read_space_file
 from fsdpbench.cli.requests.request import SweepRequest, make_request, request_of_space
 from fsdpbench.sweep.spaces.presets import DEFAULT_SYSTEMS, PRESETS
 from fsdpbench.sweep.spaces.space import MOST_COMBINATIONS
+from fsdpbench.sweep.spaces.space_file import read_space
 
 SIM = {"model": "gpt-tiny", "gpus": 8, "device": "sim"}
 
@@ -131,3 +132,11 @@ def test_a_space_too_large_to_list_is_refused_before_it_is_listed() -> None:
     side = int(MOST_COMBINATIONS**0.5) + 1
     with pytest.raises(UsageError, match="tune"):
         request(batch=list(range(1, side)), seed=list(range(side))).plan()
+
+
+@pytest.mark.parametrize(
+    "key", ["model", "hardware", "device", "system", "software", "data", "preset", "shape"]
+)
+def test_an_empty_value_in_a_space_is_not_the_default(key: str) -> None:
+    with pytest.raises(UsageError, match=f"s.toml: {key} is empty; leave it out for its default"):
+        read_space({**SIM, key: ""}, "s.toml")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_shapes import cpu_only
 
 from fsdpbench.reports.analysis import analyze
 from fsdpbench.reports.analysis.trace_diff import TraceDiff, describe_diff, diff_analyses
@@ -69,9 +70,21 @@ def test_a_slower_kernel(diff: Callable[..., TraceDiff]) -> None:
     (name,) = found.names
     assert (name.name, name.count.by, name.time.before, name.time.after) == ("gemm", 0, 100 * US, 110 * US)
     assert {part.name: part.by for part in found.parts if part.by} == {"compute_only": 10 * US}
-    assert "A step takes 0.010 ms (+7.69 %) longer, most of it compute only (+0.010 ms)." in describe_diff(
+    assert "A step takes 0.010 ms (+7.69 %) more, most of it compute only (+0.010 ms)." in describe_diff(
         found
     )
+
+
+def test_a_faster_kernel(diff: Callable[..., TraceDiff]) -> None:
+    told = describe_diff(diff(gemm=90))
+    assert "A step takes 0.010 ms (-7.69 %) less, most of it compute only (-0.010 ms)." in told
+    assert "CPU" not in told
+
+
+def test_traces_of_different_devices_are_noted(tmp_path: Path, trace_builder: Any) -> None:
+    before = write(tmp_path, trace_builder, "gpu", 2)
+    (found,) = diff_analyses(analyze([before]), analyze([cpu_only().write(tmp_path / "rank0_trace.json")]))
+    assert "note: one trace is of a CPU, the other of a GPU" in describe_diff(found)
 
 
 def test_a_further_collective_and_what_is_new(diff: Callable[..., TraceDiff]) -> None:

@@ -180,6 +180,19 @@ def test_charts_fit_a_narrow_window(open_page: OpenPage, report: Path) -> None:
     assert "1" in ticks
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize("bars", [1, 2, 4])
+def test_in_a_narrow_window_legends_leave_the_bars_free(
+    open_page: OpenPage, synthetic: ModuleType, tmp_path: Path, bars: int
+) -> None:
+    page = open_page(write_report(synthetic.write_sweep(tmp_path / "run", limit=bars)), width=420)
+    chart = page.locator(".chart", has=page.locator("svg .barlayer .point")).first
+    legend = chart.locator("g.legend rect.bg").bounding_box()
+    drawn = chart.locator("g.barlayer").bounding_box()
+    assert legend["y"] + legend["height"] <= drawn["y"]
+    assert chart.locator("g.legend rect.scrollbar").bounding_box()["height"] == 0
+
+
 def test_sorting_by_a_header_and_back(page: Any) -> None:
     header = page.locator("table.ranking thead th", has_text="step, ms")
     header.locator("button").click()

@@ -1,11 +1,14 @@
 """Configuration files as Hugging Face writes them: parameters as published, and what is refused by name."""
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fsdpbench.workloads import ShapeError, get_workload, workload_names
+from fsdpbench.workloads import ShapeError, WorkloadError, get_workload, workload_names
 from fsdpbench.workloads.hf_config import MODEL_TYPES, translate
 
 # Facts of the models' published configurations; counts are those of their published checkpoints.
@@ -204,3 +207,29 @@ def test_gpt_oss_trains_the_expanded_checkpoint():
     assert shape_of("gpt-oss-20b", quantization_config=mxfp4) == shape_of("gpt-oss-20b")
     # A file without any rotary positions has the model's own.
     assert shape_of("gpt-oss-120b", rope_scaling=None)["rope"] == shape_of("gpt-oss-120b")["rope"]
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(name=st.sampled_from(sorted(PUBLISHED)), data=st.data(), is_inner=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_any_value_of_any_key_is_read_or_refused(name, data, is_inner):
+    config = dict(PUBLISHED[name]["config"])
+    config[data.draw(st.sampled_from([*config, "text_config"]))] = data.draw(ANY_JSON)
+    if is_inner:
+        config = {"model_type": "gemma3", "text_config": config}
+    with contextlib.suppress(WorkloadError):
+        found = translate(config)
+        get_workload(found.family, found.values)
+
+
+@pytest.mark.parametrize("value", [[], ["llama"], {}, {"llama": 1}, 7])
+def test_a_model_type_that_is_no_name_is_refused(value):
+    found = translate({"model_type": "gemma3", "text_config": {"model_type": value}})
+    with pytest.raises(WorkloadError):
+        get_workload(found.family, found.values)

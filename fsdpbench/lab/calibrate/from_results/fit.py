@@ -105,7 +105,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     found = sorted(path.glob("result.json")) or sorted(path.glob("*/result.json"))
     if not found:
-        raise UsageError(f"--from-result {path}: holds no result.json, nor do its folders")
+        raise UsageError(f"{path}: holds no result.json, nor do its folders")
     return found
 
 
@@ -118,19 +118,18 @@ def _run(path: Path, device: str) -> MeasuredRun:
         retries = bool(result.get("alloc_retries_per_step"))
         simulated = bool((result.get("hardware") or {}).get("simulated"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"--from-result {path}: is not the result of a run ({error})") from None
+        raise UsageError(f"{path}: is not the result of a run ({error})") from None
     if config.device != device or (device == "cuda" and simulated):
         ran = "a simulated GPU" if simulated else config.device
         raise UsageError(
-            f"--from-result {path}: ran on {ran}; a profile is fitted to runs on GPUs "
-            "(--device sim fits to simulated ones, to try it out)"
+            f"{path}: ran on {ran}: no GPU was measured (calibrate --device sim takes simulated runs)"
         )
     if config.script is not None or config.soak is not None:
-        raise UsageError(f"--from-result {path}: a script's run or a soak cannot be simulated again from it")
+        raise UsageError(f"{path}: a script's run or a soak cannot be simulated again from it")
     if result.get("status") != "ok" or not isinstance(step, int | float) or not 0 < step < math.inf:
-        raise UsageError(f"--from-result {path}: has no step time (status {result.get('status')})")
+        raise UsageError(f"{path}: has no step time (status {result.get('status')})")
     if retries:
-        raise UsageError(f"--from-result {path}: its allocator retried; no rate follows from its step time")
+        raise UsageError(f"{path}: its allocator retried; no rate follows from its step time")
     chip = config.hardware if device == "sim" else _chip(result)
     return MeasuredRun(
         path.parent.name, config, "step_time_s", float(step), False, chip or "", _noise(samples)
