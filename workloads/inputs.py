@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from fsdpbench.base.files.documents import texts_beside
 from fsdpbench.workloads.shape import DataError, WorkloadError
 
 Batch = tuple[Tensor, ...]
@@ -35,6 +36,7 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".t
 _CUDA_READERS = 4
 # Keeps the random streams of neighbouring seeds and ranks apart: (0, 1) is not (1, 0).
 _SEED_STRIDE = 1_000_003
+_TEXT_OF = texts_beside(__file__, "errors.toml")
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,7 @@ class ByteWindows(Dataset[tuple[Tensor]]):
 
     def __init__(self, path: Path, vocab: int, length: int, overlap: int, world_size: int) -> None:
         if vocab < BYTE_VALUES:
-            raise DataError(
-                f"cannot feed {path} to a model with vocab {vocab}: "
-                f"bytes take a vocab of at least {BYTE_VALUES}"
-            )
+            raise DataError(_TEXT_OF("inputs.init", path, vocab, BYTE_VALUES))
         try:
             size = path.stat().st_size
             # A private mapping: nothing is read before it is used, and ranks share the page cache.
@@ -153,10 +152,7 @@ class ByteWindows(Dataset[tuple[Tensor]]):
         self._stride = length - overlap
         self._count = max(0, size - overlap) // self._stride
         if self._count < world_size:
-            raise DataError(
-                f"the data file {path} has {size} bytes: too few for one sequence of {self._stride} tokens "
-                f"for each of {world_size} ranks; give a longer file or a smaller seq"
-            )
+            raise DataError(_TEXT_OF("inputs.init.2", path, size, self._stride, world_size))
 
     def __len__(self) -> int:
         return self._count
@@ -229,10 +225,7 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
             if path.suffix.lower() in IMAGE_SUFFIXES
         ]
         if not self._files:
-            raise DataError(
-                f"{folder} holds no images: there must be one subfolder a class, with files "
-                f"{', '.join(sorted(IMAGE_SUFFIXES))}"
-            )
+            raise DataError(_TEXT_OF("inputs.init.3", folder, ", ".join(sorted(IMAGE_SUFFIXES))))
         self._image = image
 
     def __len__(self) -> int:
@@ -268,10 +261,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError(
-            "reading images takes the package pillow: pip install 'fsdpbench[vision]', or leave --data out "
-            "for synthetic images"
-        ) from error
+        raise DataError(_TEXT_OF("inputs.pillow")) from error
     return Image
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..shared import error_text
 from ..shared.torch_internals import make_subclass
 from .recording import Deferred, Tape, deferred_of, window_of, written_since
 
@@ -73,10 +74,7 @@ def _initialise(module: nn.Module, device: torch.device, param_init_fn: InitFunc
     else:
         reset = getattr(module, "reset_parameters", None)
         if not callable(reset):
-            raise ValueError(
-                f"{kind} is on the meta device and has no reset_parameters(): define one, pass "
-                "param_init_fn, or build the model inside impl.deferred_init()"
-            )
+            raise ValueError(error_text("materialise.initialise", kind))
         module.to_empty(device=device, recurse=False)
         try:
             with torch.no_grad():
@@ -99,10 +97,7 @@ def _replay(modules: list[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
     for module in modules:
         for _, name, tensor, entry in _deferred_places(module):
             if written_since(tensor):
-                raise ValueError(
-                    f"'{name}' of {type(module).__name__} was written after deferred_init() ended, where "
-                    "nothing is recorded: initialise it inside"
-                )
+                raise ValueError(error_text("materialise.replay", name, type(module).__name__))
             wanted.setdefault(id(entry.tape), (entry.tape, set()))[1].add(entry.storage)
     if not wanted:
         return {}

@@ -14,6 +14,7 @@ from torch import nn
 from ..runtime.hooks import stage_of
 from ..runtime.ownership import Ignored
 from ..runtime.unit import Unit, UnitState
+from ..shared import error_text
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
 from .settings import ShardingStrategy, TrainingState
@@ -38,10 +39,7 @@ def check_unchanged(
     replaced = unit.state is not UnitState.UNSHARDED and presentation.replaced()
     if replaced or presentation.changed():
         how = "replaced, or given new data" if replaced else "written to in place"
-        raise (error if replaced else RuntimeError)(
-            "FSDP does not support changing the parameters between forward and backward, but those of unit "
-            f"'{unit.name}' were {how} since its forward: change them after backward, or run forward again"
-        )
+        raise error if replaced else RuntimeError(error_text("flat_checks.check_unchanged", unit.name, how))
 
 
 def check_outside(call: str, state: TrainingState) -> None:
@@ -102,11 +100,7 @@ def _check_first_call(unit: Unit, module: nn.Module) -> None:
         if torch.compiler.is_compiling():
             return
         if unit.state is not UnitState.UNSHARDED and not presentation.shows_full:
-            raise RuntimeError(
-                f"{type(module).__name__} was called while its parameters are sharded: they belong to unit "
-                f"'{unit.name}', which gathers them in its own forward. Call that, or wrap this module by "
-                "itself"
-            )
+            raise RuntimeError(error_text("flat_checks.check", type(module).__name__, unit.name))
         if dist.get_debug_level() == dist.DebugLevel.OFF:
             handle.remove()
 
@@ -130,8 +124,5 @@ def ignored(
             raise ValueError(f"{name} must be all {wanted}, not {types}")
         for each in found:
             if isinstance(each, nn.Module) and stage_of(each) is not None:
-                raise ValueError(
-                    f"{name} has a {type(each).__name__} that is wrapped already: it takes care of its own "
-                    "parameters, so leave it out"
-                )
+                raise ValueError(error_text("flat_checks.ignored", name, type(each).__name__))
     return Ignored(own_modules, own_states)

@@ -32,6 +32,7 @@ from ..runtime.presentation import (
     show,
 )
 from ..runtime.reduce_ways import fill_missing
+from ..shared import error_text
 from ..shared.layout import Segment, UnitLayout, copy_in
 from ..shared.torch_internals import ActivationWrapper
 from .unreduced import UnreducedFlat
@@ -260,10 +261,7 @@ class FlatPresentation(Presentation):
                 self._parameters, self._unsharded, [flat.requires_grad] * len(self._parameters)
             )
         if "_in_backward_optimizers" in flat.__dict__:
-            raise RuntimeError(
-                "an optimizer in backward steps with use_orig_params=True only: a flat parameter's optimizer "
-                "would never step"
-            )
+            raise RuntimeError(error_text("flat_param.take_up_changes"))
         wrote = self.replaced()
         if wrote:
             _check_elements(self.flat_param.numel(), self._layout.shard_numel)
@@ -281,11 +279,7 @@ class FlatPresentation(Presentation):
             for described, value in zip(self._parameters, self._attributes, strict=True)
             if any(place.module.__dict__.get(place.name) is not value for place in described.places)
         )
-        raise ValueError(
-            f"parameter '{next(replaced, FLAT_NAME)}' was replaced or removed after wrapping (functional_"
-            "call replaces, too), where only a flat parameter is trained: change it inside of "
-            "summon_full_params(), or wrap with use_orig_params=True"
-        )
+        raise ValueError(error_text("flat_param.refuse_replaced", next(replaced, FLAT_NAME)))
 
     def changed(self) -> bool:
         flat = self.flat_param
@@ -406,10 +400,7 @@ def follow_requires_grad(
 def _check_elements(given: int, expected: int) -> None:
     """Raise AssertionError unless the new data of a flat parameter has as many elements as the shard."""
     if given != expected:
-        raise AssertionError(
-            f"the data of a flat parameter was replaced by {given} elements, this rank's shard has "
-            f"{expected}: assign as many, or change parameters inside of summon_full_params()"
-        )
+        raise AssertionError(error_text("flat_param.check_elements", given, expected))
 
 
 # Optimizers that hold tensors which a wrapper does not train: made before wrapping, inside of
@@ -446,9 +437,8 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             title = parameter.__dict__.get(_REPLACED)
             if title is not None:
                 raise RuntimeError(
-                    f"this {type(optimizer).__name__} holds a tensor of shape {tuple(parameter.shape)} "
-                    f"that {title} does not train: it was made before the model was wrapped, inside of "
-                    "summon_full_params, or of a module's attribute; give it the wrapped model's "
-                    "parameters(), or pass use_orig_params=True"
+                    error_text(
+                        "flat_param.before_step", type(optimizer).__name__, tuple(parameter.shape), title
+                    )
                 )
     _looked_at.add(optimizer)

@@ -20,6 +20,7 @@ from ..runtime.hooks import stage_of
 from ..runtime.ownership import Ignored, Owned
 from ..runtime.streams import current_device
 from ..runtime.unit import Unit
+from ..shared import error_text
 from ..shared.placement import TensorParallel
 from ..shared.pytree import caster, map_tensors
 from ..shared.settings import KeptGradients, PrefetchTiming, UnitPrecision
@@ -69,10 +70,7 @@ def compute_device(module: nn.Module, device_id: int | torch.device | None, igno
         return device if device.index is not None else current_device(device.type)
     found = {p.device for p in module.parameters() if p not in ignored.parameters and p.device.type != "meta"}
     if len(found) > 1:
-        raise ValueError(
-            f"the module's parameters are on {sorted(map(str, found))}: "
-            "pass device_id, or move the module first"
-        )
+        raise ValueError(error_text("flat_units.compute_device", sorted(map(str, found))))
     return found.pop() if found else current_device(default.type)
 
 
@@ -85,20 +83,14 @@ def check_wrapped_inside(
             continue
         if by_policy:
             title = name or type(inner).__name__
-            raise ValueError(
-                f"auto_wrap_policy is for modules that are not wrapped yet, but '{title}' is: leave out the "
-                "policy, or the wrapping by hand"
-            )
+            raise ValueError(error_text("flat_units.check_wrapped_inside", title))
         wrapper: Any = inner
         for what, own, outer in (
             ("use_orig_params", wrapper._use_orig_params, use_orig_params),
             ("limit_all_gathers", wrapper.limit_all_gathers, limit_all_gathers),
         ):
             if own != outer:
-                raise ValueError(
-                    f"all FullyShardedDataParallel of a model need the same {what}: that of '{name}' is "
-                    f"{own!r}, around it it is {outer!r}"
-                )
+                raise ValueError(error_text("flat_units.check_wrapped_inside.2", what, name, own, outer))
 
 
 def wrap_inside(
@@ -261,10 +253,7 @@ def _check_originals(owned: Owned, originals: Sequence[nn.Parameter], use_orig_p
         if not use_orig_params:
             _check_uniform(owned, first, parameter, "requires_grad")
     if not use_orig_params and any("_in_backward_optimizers" in p.__dict__ for p in originals):
-        raise RuntimeError(
-            f"parameters of {owned.title} have an optimizer in backward, which would never step, as a flat "
-            "parameter takes their place: pass use_orig_params=True"
-        )
+        raise RuntimeError(error_text("flat_units.check_originals", owned.title))
 
 
 def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what: str) -> None:
@@ -301,10 +290,7 @@ def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, Tensor
     if not isinstance(parameter, DTensor):
         if is_traceable_wrapper_subclass(parameter):
             kind = type(parameter.data).__name__
-            raise RuntimeError(
-                f"a parameter of shape {tuple(parameter.shape)} is a {kind}: a flat parameter holds plain "
-                "tensors and DTensors. Leave it out (ignored_states), or use fully_shard"
-            )
+            raise RuntimeError(error_text("flat_units.pre_flatten_transform", tuple(parameter.shape), kind))
         return parameter, None
     local: torch.Tensor = parameter._local_tensor
     flattened = nn.Parameter(local.detach(), requires_grad=parameter.requires_grad)

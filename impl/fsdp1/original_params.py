@@ -17,6 +17,7 @@ from torch import nn
 from ..runtime.buffer import HostOffload
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, is_shown
+from ..shared import error_text
 from ..shared.layout import UnitLayout
 from ..shared.torch_internals import foreach_add_
 from .flat_param import (
@@ -131,9 +132,12 @@ class OriginalPresentation(ShownInPlace):
         whole = self._layout.world_size == 1
         if found.numel() != segment.shard_numel if whole else found.shape != segment.shard_shape:
             raise RuntimeError(
-                f"parameter '{self._parameters[index].fqn}' was given data of shape {tuple(found.shape)}, "
-                f"where it is this rank's part, of shape {tuple(self._part(index).shape)}: assign as many "
-                "elements, or change it inside of summon_full_params()"
+                error_text(
+                    "original_params.check_shape",
+                    self._parameters[index].fqn,
+                    tuple(found.shape),
+                    tuple(self._part(index).shape),
+                )
             )
 
     @torch.no_grad()

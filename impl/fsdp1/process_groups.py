@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..collectives import comm
+from ..shared import error_text
 from .settings import ShardingStrategy
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
@@ -42,10 +43,7 @@ def given_or_by_node(
     if strategy not in HYBRID or process_group is not None or mesh is not None:
         return process_group
     if not by_policy:
-        raise ValueError(
-            f"{strategy.name} without auto_wrap_policy needs process_group or device_mesh: modules that "
-            "are wrapped by hand must share their groups"
-        )
+        raise ValueError(error_text("process_groups.given_or_by_node", strategy.name))
     return _groups_by_node()
 
 
@@ -80,10 +78,7 @@ def check_broadcast(groups: comm.UnitGroups, device: torch.device) -> None:
     for group in (groups.shard, groups.replicate):
         types = [each.type for each in group._device_types] if group is not None else [device.type]
         if device.type not in types:
-            raise ValueError(
-                f"sync_module_states=True broadcasts the module's tensors, which are on {device}, but the "
-                f"process group communicates from {', '.join(types)}: pass device_id"
-            )
+            raise ValueError(error_text("process_groups.check_broadcast", device, ", ".join(types)))
 
 
 def _hybrid(strategy: ShardingStrategy, pair: Any, mesh: DeviceMesh | None) -> comm.UnitGroups:
@@ -92,10 +87,7 @@ def _hybrid(strategy: ShardingStrategy, pair: Any, mesh: DeviceMesh | None) -> c
             raise ValueError(f"{strategy.name} needs a mesh of two dimensions (replicate, shard), not {mesh}")
         return comm.UnitGroups.of(mesh.get_group(1), mesh.get_group(0))
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(g, ProcessGroup) for g in pair)):
-        raise ValueError(
-            f"Expected process_group to be passed in as a pair (shard, replicate) for {strategy.name}, or a "
-            f"2-D device_mesh, but got {pair!r}"
-        )
+        raise ValueError(error_text("process_groups.hybrid", strategy.name, pair))
     return comm.UnitGroups.of(*pair)
 
 
@@ -105,10 +97,7 @@ def _groups_by_node() -> tuple[ProcessGroup, ProcessGroup]:
     per_node = max(1, torch.accelerator.device_count())
     size = world.size()
     if size % per_node:
-        raise ValueError(
-            f"hybrid sharding by node needs ranks ({size}) to be a multiple of this node's devices "
-            f"({per_node}); pass a 2-D device_mesh"
-        )
+        raise ValueError(error_text("process_groups.groups_by_node", size, per_node))
     made = _node_groups.setdefault(world, {})
     if per_node not in made:
         # Collective over all ranks, so once for a group: units that are wrapped later find them.

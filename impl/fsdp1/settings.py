@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..shared import error_text
 from ..shared.settings import Kind, check_floating, own
 from ..shared.torch_internals import BatchNorm
 
@@ -222,17 +223,11 @@ class StateDictSettings:
             RuntimeError: ``DTensor`` values without a mesh, or local shards with one.
         """
         if has_mesh and self.state_dict_type is StateDictType.LOCAL_STATE_DICT:
-            raise RuntimeError(
-                "LOCAL_STATE_DICT does not go with a device_mesh, whose values are DTensors: "
-                "use SHARDED_STATE_DICT"
-            )
+            raise RuntimeError(error_text("settings.with_mesh"))
         config, optim_config = self.state_dict_config, self.optim_state_dict_config
         for given in (config, optim_config):
             if getattr(given, "_use_dtensor", False) and not has_mesh:
-                raise RuntimeError(
-                    f"{type(given).__name__}(_use_dtensor=True) needs a mesh for its DTensors: "
-                    "wrap with device_mesh, or leave _use_dtensor alone"
-                )
+                raise RuntimeError(error_text("settings.with_mesh.2", type(given).__name__))
         if has_mesh and isinstance(config, ShardedStateDictConfig):
             config = replace(config, _use_dtensor=True)
         if has_mesh and isinstance(optim_config, ShardedOptimStateDictConfig):

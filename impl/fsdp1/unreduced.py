@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..runtime.presentation import HoldsGradients
+from ..shared import error_text
 from ..shared.layout import UnitLayout
 
 
@@ -65,10 +66,7 @@ class _Unreduced:
     def check_hidden(self) -> None:
         """Raise AssertionError where sharded gradients are needed and others are shown."""
         if self.shown:
-            raise AssertionError(
-                "gradients are unsharded after a backward inside of no_sync(): they can be shown whole once "
-                "a backward outside of it has reduced them"
-            )
+            raise AssertionError(error_text("unreduced.check_hidden"))
 
     def _taken_back(self, unit: HoldsGradients) -> None:
         self.shown = False

@@ -16,6 +16,8 @@ from typing import Any
 
 from torch import nn
 
+from ..shared import error_text
+
 # Modules to wrap, inner ones before outer ones, with keyword arguments of their own for the wrapper.
 Selection = dict[nn.Module, dict[str, Any]]
 
@@ -59,10 +61,7 @@ class CustomPolicy(ModulePolicy):
         for module in _post_order(root, ignored):
             answer = self._lambda_fn(module)
             if not isinstance(answer, (bool, dict)):
-                raise ValueError(
-                    "the function of a CustomPolicy must return True, False or a dict of keyword "
-                    f"arguments, not {answer!r} (for a {type(module).__name__})"
-                )
+                raise ValueError(error_text("wrap.select", answer, type(module).__name__))
             if answer is not False:
                 selection[module] = {} if isinstance(answer, bool) else answer
         return selection

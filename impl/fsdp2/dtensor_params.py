@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from ..runtime.buffer import HOST, HostOffload, new_shard
 from ..runtime.gradient_state import any_gradient, gradients_arrived
 from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced
+from ..shared import error_text
 from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.torch_internals import DisableTorchFunction, foreach_add_
@@ -157,10 +158,7 @@ class DTensorPresentation(ShownInPlace):
                     f"its unit was laid out for {segment.shard_shape}"
                 )
             if is_extended(now._local_tensor, parameter.fqn) and not self.extended:
-                raise NotImplementedError(
-                    f"parameter '{parameter.fqn}' has all-gather extensions only since fully_shard, which "
-                    "laid it out without: give them to the tensor before it is wrapped"
-                )
+                raise NotImplementedError(error_text("dtensor_params.readopt.2", parameter.fqn))
             self.sharded[index] = now
         if len({now.dtype for now in self.sharded}) > 1:
             kinds = ", ".join(
@@ -203,10 +201,7 @@ class DTensorPresentation(ShownInPlace):
 
 
 def _refuse_replaced(fqn: str) -> NoReturn:
-    raise ValueError(
-        f"parameter '{fqn}' was replaced or removed after wrapping (functional_call replaces, too), which "
-        "the next all-gather would undo: write into its sharded DTensor, or load it by state dict"
-    )
+    raise ValueError(error_text("dtensor_params.refuse_replaced", fqn))
 
 
 def _of_its_own(part: torch.Tensor) -> torch.Tensor:
@@ -234,8 +229,13 @@ def is_extended(local: torch.Tensor, fqn: str) -> bool:
     pre, post = hasattr(local, PRE_ALL_GATHER), hasattr(local, POST_ALL_GATHER)
     if pre != post:
         raise AssertionError(
-            f"Both {PRE_ALL_GATHER} and {POST_ALL_GATHER} should be defined if using all-gather extensions: "
-            f"parameter '{fqn}', a {type(local).__name__}, has only "
-            f"{PRE_ALL_GATHER if pre else POST_ALL_GATHER}"
+            error_text(
+                "dtensor_params.is_extended",
+                PRE_ALL_GATHER,
+                POST_ALL_GATHER,
+                fqn,
+                type(local).__name__,
+                PRE_ALL_GATHER if pre else POST_ALL_GATHER,
+            )
         )
     return pre

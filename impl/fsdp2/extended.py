@@ -32,6 +32,7 @@ from ..runtime.buffer import HOST, FlatBuffer, make_buffer, new_shard
 from ..runtime.context import Context
 from ..runtime.gather import Gather, Sharded
 from ..runtime.presentation import UnitParameter
+from ..shared import error_text
 from ..shared.layout import Segment
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.pytree import map_tensors
@@ -68,10 +69,7 @@ class ExtendedPresentation(DTensorPresentation):
     def _take_up(self) -> torch.Tensor | None:
         for index, parameter in enumerate(self._parameters):
             if not is_extended(self.local(index), parameter.fqn):
-                raise ValueError(
-                    f"parameter '{parameter.fqn}' was replaced by one without all-gather extensions; load "
-                    "into it instead (load_state_dict without assign)"
-                )
+                raise ValueError(error_text("extended.take_up", parameter.fqn))
         local = self.local(0)
         if local.device == self.shard.device and local.dtype == self.shard.dtype:
             return None
@@ -122,10 +120,7 @@ class Extension:
             size = torch.Size(self.segment.shape)
             given, self.metadata = method(self.mesh, size, self.stride, self.module, self.policy)
         else:
-            raise AssertionError(
-                f"{PRE_ALL_GATHER} of parameter '{self.fqn}' takes {count} arguments; expected "
-                "(mesh) or (mesh, outer_size, outer_stride, module, mp_policy)"
-            )
+            raise AssertionError(error_text("extended.inputs", PRE_ALL_GATHER, self.fqn, count))
         if self.uneven:
             given = [self._pad(tensor, local) for tensor in given]
         self.shapes = [tensor.size() for tensor in given]
@@ -136,9 +131,15 @@ class Extension:
             return tensor
         if tensor.size() != local.size():  # refused on all ranks, since some would give less than others
             raise AssertionError(
-                f"parameter '{self.fqn}' of shape {self.segment.shape} does not divide by {self.mesh.size()} "
-                f"ranks, so {PRE_ALL_GATHER} must return tensors of the padded shape {self.padded} (or of "
-                f"its own tensor's shape), not {tuple(tensor.shape)}"
+                error_text(
+                    "extended.pad",
+                    self.fqn,
+                    self.segment.shape,
+                    self.mesh.size(),
+                    PRE_ALL_GATHER,
+                    self.padded,
+                    tuple(tensor.shape),
+                )
             )
         dim = self.segment.dim
         padded = tensor.new_zeros(self.padded)

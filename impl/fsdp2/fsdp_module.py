@@ -20,6 +20,7 @@ from ..collectives.comm import (
 from ..runtime.hooks import ModuleHooks, hooks_of, outside_transforms, stages_in
 from ..runtime.streams import Streams, stream_of
 from ..runtime.unit import Unit
+from ..shared import error_text
 
 
 class UnshardHandle:
@@ -272,10 +273,7 @@ class FSDPModule:
         """Return the units, which have to share one mesh in this module, as ``setting`` is one for all."""
         own = list(self._hooks().stage.units)
         if len({(unit.groups.shard, unit.groups.replicate) for unit in own}) > 1:
-            raise ValueError(
-                f"{setting} is not supported for a module whose parameters are on several meshes "
-                "(by shard_placement_fn): which of them it is meant for would be unclear"
-            )
+            raise ValueError(error_text("fsdp_module.units_of_one_mesh", setting))
         return list(self._units(True)) if recurse else own
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -315,10 +313,7 @@ def share_comm_ctx(modules: list[FSDPModule]) -> None:
         if hooks.stage.in_tree:
             own = hooks.runtime.context.streams
             if streams is not None and own is not streams:
-                raise RuntimeError(
-                    "share_comm_ctx: several of the modules ran already, on streams of their own; "
-                    "call it before the first forward"
-                )
+                raise RuntimeError(error_text("fsdp_module.share_comm_ctx"))
             streams = own
     for hooks in given:
         stage = hooks.stage

@@ -17,6 +17,7 @@ from ..runtime.ownership import Ignored, Owned, check_not_applied, mark_applied
 from ..runtime.stage import Stage
 from ..runtime.streams import current_device
 from ..runtime.unit import Unit, UnitState
+from ..shared import error_text
 from ..shared.placement import DataParallelMeshDims, SpmdMesh
 from ..shared.settings import (
     CommunicationLayout,
@@ -174,10 +175,7 @@ def _roots(given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
         inside = {inner for each in modules for inner in each.modules() if inner is not each}
         return [each for each in dict.fromkeys(modules) if each not in inside]
     if isinstance(given, (nn.ModuleList, nn.ModuleDict)) and type(given).forward is nn.Module.forward:
-        raise ValueError(
-            f"fully_shard cannot wrap a {type(given).__name__}: it has no forward to hook. "
-            "Wrap its members instead"
-        )
+        raise ValueError(error_text("fully_shard.roots", type(given).__name__))
     return [given]
 
 
@@ -194,10 +192,7 @@ def _offload(policy: Any, device: torch.device) -> HostOffload | None:
 def _check_mesh(mesh: DeviceMesh) -> None:
     groups_of_mesh(mesh)
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
-        raise AssertionError(
-            f"the 2-D mesh {mesh} has no mesh_dim_names: name its dimensions, replicas first, as in "
-            'init_device_mesh(..., mesh_dim_names=("replicate", "shard"))'
-        )
+        raise AssertionError(error_text("fully_shard.check_mesh", mesh))
 
 
 # -- mesh and device -----------------------------------------------------------------------------------------
@@ -218,10 +213,7 @@ def _spmd_mesh(mesh: DeviceMesh, dims: Any, reshard_after_forward: bool | int | 
     if dims is None:
         return None
     if isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool):
-        raise NotImplementedError(
-            f"reshard_after_forward={reshard_after_forward} beside dp_mesh_dims: a smaller group to "
-            "reshard to is not defined on a mesh of named dims; use True or False"
-        )
+        raise NotImplementedError(error_text("fully_shard.spmd_mesh", reshard_after_forward))
     return SpmdMesh.of(mesh, dims)
 
 
@@ -284,11 +276,7 @@ def _checked_forward(kind: type[nn.Module]) -> Callable[..., Any]:
         stage = None if torch.compiler.is_dynamo_compiling() else stage_of(self)
         for unit in stage.units if stage is not None else ():
             if unit.state is not UnitState.UNSHARDED:
-                raise RuntimeError(
-                    f"forward of a {type(self).__name__} was called while its parameters are sharded "
-                    f"(unit {unit.name!r}): call the module itself, module(...), call unshard() before, or "
-                    "register the method that calls it by register_fsdp_forward_method"
-                )
+                raise RuntimeError(error_text("fully_shard.checked", type(self).__name__, unit.name))
         return kind.forward(self, *args, **kwargs)  # looked up now: somebody may have patched the class
 
     return checked

@@ -22,6 +22,7 @@ from ..runtime.ownership import Owned
 from ..runtime.presentation import UnitParameter
 from ..runtime.smaller_group import InSmallerGroup, smaller_mesh
 from ..runtime.unit import Unit
+from ..shared import error_text
 from ..shared.layout import UnitLayout, chunked_layout
 from ..shared.placement import (
     ParameterPlan,
@@ -94,10 +95,7 @@ def make_units(owned: Owned, how: Sharding) -> list[Unit]:
     by_kind: dict[tuple[torch.dtype, DeviceMesh, bool], list[_Planned]] = {}
     for parameter, fqn in owned.fqns.items():
         if parameter.dim() == 0:
-            raise ValueError(
-                f"parameter '{fqn}' of {owned.title} is a scalar and has no rows to shard; give it the shape "
-                "(1,)"
-            )
+            raise ValueError(error_text("sharded_units.make_units", fqn, owned.title))
         planned = how.plan(parameter, fqn)
         by_kind.setdefault((parameter.dtype, planned.plan.mesh, planned.extended), []).append(planned)
     owned.take()
@@ -128,10 +126,7 @@ def _make_unit(owned: Owned, members: Sequence[_Planned], how: Sharding) -> Unit
     make_gather: MakeGather = choose_gather
     if members[0].extended:
         if smaller_size is not None:
-            raise NotImplementedError(
-                f"reshard_after_forward={smaller_size} is not supported for parameter '{described[0].fqn}', "
-                "which has all-gather extensions; use True or False"
-            )
+            raise NotImplementedError(error_text("sharded_units.make_unit", smaller_size, described[0].fqn))
         layout = replace(layout, rank_major=True)
         presentation = ExtendedPresentation(plans, layout, described, originals, how.offload)
         extensions = _extensions(plans, described, layout, how.policy)
@@ -202,10 +197,7 @@ def _check_reshard(value: bool | int | None, shard_size: int) -> tuple[bool | No
     if value is None or isinstance(value, bool):
         return value, None
     if not isinstance(value, int) or value < 1 or shard_size % value:
-        raise ValueError(
-            f"reshard_after_forward must be True, False, None or a factor of the {shard_size} ranks "
-            f"that share one copy, not {value!r}"
-        )
+        raise ValueError(error_text("sharded_units.check_reshard", shard_size, value))
     return value > 1, value if 1 < value < shard_size else None
 
 

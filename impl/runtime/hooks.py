@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..shared import error_text
 from ..shared.pytree import caster, collect_grad_tensors, map_tensors, mover
 from ..shared.torch_internals import (
     DisableFuncTorch,
@@ -203,15 +204,9 @@ class ModuleHooks:
                 if stage.in_tree and hooks._runtime is not None and not hooks._runtime.ran:
                     hooks._runtime.disband()
                 if stage.in_tree:
-                    raise stage.error_of_second_root(
-                        f"module '{name}' already ran forward as a root of its own; run the outermost "
-                        "module's forward first, so that its parts belong to one tree"
-                    )
+                    raise stage.error_of_second_root(error_text("hooks.find_tree", name))
                 if stage.device != root.device:
-                    raise ValueError(
-                        f"unit '{name}' is on {stage.device} but the root's device is {root.device}; "
-                        "all units of a tree share one device"
-                    )
+                    raise ValueError(error_text("hooks.find_tree.2", name, stage.device, root.device))
             names.setdefault(hooks, []).append(name)
         stages = [hooks.stage for hooks in names]
         runtime = Runtime(root, stages, root.settings)
@@ -312,10 +307,7 @@ class ModuleHooks:
         if not changed:
             return output
         if len({inner.untyped_storage()._cdata for inner in passed}) < len(passed):
-            raise RuntimeError(
-                "a wrapped module changes an input in place that shares memory with another of its inputs: "
-                "what became of that one is unknown. Give it a clone, or write x = x + y instead of x += y"
-            )
+            raise RuntimeError(error_text("hooks.hand_back"))
         given, inner = [given for given, _ in changed], [inner for _, inner in changed]
         with preserve_versions(tuple(given)):  # they were written to once, and that was counted
             _ChangedInside.apply(*given, *inner)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ..shared import error_text
 from ..shared.torch_internals import REGISTRY_KEY, RegistryItem, is_traceable_wrapper_subclass
 from .hooks import stage_of
 from .presentation import FLAT_NAME, ModulePlace, UnitParameter
@@ -27,10 +28,7 @@ _NAME, _REPLICATE = "fully_shard", "replicate"
 def check_not_applied(module: nn.Module) -> None:
     """Raise AssertionError if ``fully_shard``, ours or torch's, was applied to this very module before."""
     if _NAME in module.__dict__.get(REGISTRY_KEY, ()):
-        raise AssertionError(
-            f"this {type(module).__name__} was already given to fully_shard, which is applied to a module "
-            "once; wrap it with its final settings"
-        )
+        raise AssertionError(error_text("ownership.check_not_applied", type(module).__name__))
 
 
 def mark_applied(module: nn.Module) -> None:
@@ -102,10 +100,7 @@ class Owned:
                 fqn = f"{module_name}.{name}" if module_name else name
                 if hasattr(parameter, _OWNER):
                     raise ValueError(
-                        f"parameter '{fqn}' of {self.title} is tied to a parameter of a unit that was "
-                        f"wrapped before ({getattr(parameter, _OWNER)}): tied weights must be in one unit. "
-                        "Wrap their common parent instead of that module (one call of fully_shard can also "
-                        "take both: fully_shard([a, b]))"
+                        error_text("ownership.find_parameters", fqn, self.title, getattr(parameter, _OWNER))
                     )
                 self.places.setdefault(parameter, []).append(ModulePlace(module, name))
                 self.fqns.setdefault(parameter, fqn)
@@ -128,10 +123,7 @@ class Owned:
         for parameter, fqn in self.fqns.items() if parameters else ():
             if parameter.device != device and parameter.device.type != "meta":
                 if isinstance(parameter, DTensor):
-                    raise ValueError(
-                        f"parameter '{fqn}' is a DTensor on {parameter.device}; its mesh must be of the type "
-                        f"of FSDP's, which is {device.type}"
-                    )
+                    raise ValueError(error_text("ownership.move", fqn, parameter.device, device.type))
                 if is_traceable_wrapper_subclass(parameter):
                     with torch.no_grad():
                         moved = nn.Parameter(parameter.to(device), requires_grad=parameter.requires_grad)

@@ -11,6 +11,7 @@ from enum import Enum, auto
 import torch
 from torch import nn
 
+from ..shared import error_text
 from ..shared.settings import ScheduleSettings
 from .context import Context
 from .gradient_state import any_gradient
@@ -122,21 +123,14 @@ class Stage:
         for unit in self.units:
             late = any_gradient(unit.unsharded) and not unit.gradients.held_back
             if unit.state is UnitState.GATHERING and (late or not only_late):
-                raise RuntimeError(
-                    f"backward came to unit '{unit.name}' without its pre-backward hook, beside the gather "
-                    f"of its parameters. {OUTPUTS_NEEDED}"
-                )
+                raise RuntimeError(error_text("stage.check_entered", unit.name, OUTPUTS_NEEDED))
 
     def check_freed(self, returned: torch.Tensor) -> None:
         """Raise RuntimeError if ``returned``, a leaf, is a parameter whose memory is free by now."""
         for unit in self.units:
             freed = unit.gather.owns_memory and unit.state not in GATHERED
             if freed and any(parameter is returned for parameter in unit.unsharded):
-                raise RuntimeError(
-                    f"forward of unit '{unit.name}' returns a parameter or a view of one, of shape "
-                    f"{tuple(returned.shape)}: it is sharded again when forward ends. Return a clone, or "
-                    "keep the unit gathered (reshard_after_forward=False, ShardingStrategy.SHARD_GRAD_OP)"
-                )
+                raise RuntimeError(error_text("stage.check_freed", unit.name, tuple(returned.shape)))
 
     def drop_unused_gather(self) -> None:
         """Release parameters that were gathered ahead and not used."""
@@ -182,13 +176,6 @@ def _check_memory(unit: Unit) -> None:
     device = unit.shard.device
     names = ", ".join(f"'{parameter.fqn}'" for parameter in unit.parameters[:3])
     if device.type == "meta":
-        raise RuntimeError(
-            f"unit '{unit.name}' is still on the meta device (parameters {names}, ...): call "
-            "module.to_empty(device=...) and initialise the parameters before the first forward"
-        )
+        raise RuntimeError(error_text("stage.check_memory", unit.name, names))
     if unit.offload is not None and device.type != "cpu":
-        raise RuntimeError(
-            f"FSDP parameters should be materialized on CPU when enabling CPU offloading, but those of unit "
-            f"'{unit.name}' ({names}, ...) are on {device}: call "
-            'module.to_empty(device="cpu"), or load a CPU state dict'
-        )
+        raise RuntimeError(error_text("stage.check_memory.2", unit.name, names, device))

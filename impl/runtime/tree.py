@@ -16,6 +16,7 @@ from weakref import ref
 import torch
 
 from ..collectives.agreement import OrderCheck, RankCheck, without
+from ..shared import error_text
 from ..shared.settings import ScheduleSettings
 from ..shared.torch_internals import INTERNALS, queue_callback
 from .buffer import keep_freed_pages
@@ -252,11 +253,7 @@ class Runtime:
             spoilt = self._spoilt_units()
             self.reset()
             if spoilt:
-                raise RuntimeError(
-                    "the backward before failed while it added to gradients that were accumulated without "
-                    f"communication (unit '{spoilt[0]}'): they are dropped. Zero the gradients and "
-                    "accumulate again; reset_iter_state() after the exception says that you do"
-                )
+                raise RuntimeError(error_text("tree.drop_failed_iteration", spoilt[0]))
 
     def _spoilt_units(self) -> list[str]:
         """Return units whose accumulated gradients hold a part of what a failed backward computed."""
@@ -300,10 +297,7 @@ def of_compiled_autograd(state: str) -> bool:
 
 def refuse_compiled_autograd(*_: Any) -> NoReturn:
     """Raise RuntimeError: it reads what autograd saved before any hook gathers parameters."""
-    raise RuntimeError(
-        "FSDP cannot run in compiled autograd, which reads parameters before they are gathered: set "
-        "torch._dynamo.config.compiled_autograd = False, or call backward() outside of what is compiled"
-    )
+    raise RuntimeError(error_text("tree.refuse_compiled_autograd"))
 
 
 def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:

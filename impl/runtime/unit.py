@@ -32,6 +32,7 @@ import torch
 from torch import nn
 
 from ..collectives import comm
+from ..shared import error_text
 from ..shared.layout import UnitLayout
 from ..shared.settings import UnitPrecision
 from ..shared.torch_internals import increment_version, set_versions
@@ -191,11 +192,7 @@ class Unit:
         if writes != self.gathered_writes and self.state is UnitState.SHARDED:
             # Invariant: no gradient is computed from other values than its forward's (tests/impl/values).
             if for_backward:
-                raise RuntimeError(
-                    f"parameters of unit '{self.name}' were written to between its forward and its backward "
-                    "(by an optimizer, for instance): gradients would not belong to its outputs. Call "
-                    "backward() before that, or forward again after it"
-                )
+                raise RuntimeError(error_text("unit.all_gather", self.name))
             self.gathered_writes = writes
             self._versions = list(map(_NEXT, self._versions))
         gather = self.gather
@@ -263,11 +260,7 @@ class Unit:
         before, self._versions = self._versions, versions
         if self.gather.owns_memory and torch.is_grad_enabled():
             written = next(i for i, version in enumerate(versions) if version != before[i])
-            raise RuntimeError(
-                f"forward wrote to parameter '{self.parameters[written].fqn}' of unit '{self.name}' (an "
-                "embedding with max_norm does that), which is lost when it is sharded again. Leave such a "
-                "module out with ignored_modules, or write after the step, inside of summon_full_params()"
-            )
+            raise RuntimeError(error_text("unit.check_writes", self.parameters[written].fqn, self.name))
 
     # -- reshard ---------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from . import error_text
 from .torch_internals import AsyncCollectiveTensor, DTensorSpec, StridedShard, TensorMeta, concatenate_meshes
 
 # Wrap a local tensor by its spec, without ``DTensor.__init__``, which does nothing but ask the compiler.
@@ -132,10 +133,7 @@ def plan_parameter(
     placement, mesh = (None, mesh) if choose is None else _resolve(choose(parameter), fqn, mesh)
     dim = 0 if placement is None else placement.dim
     if not -parameter.ndim <= dim < parameter.ndim:
-        raise AssertionError(
-            f"shard_placement_fn returned {placement} for parameter '{fqn}' of shape "
-            f"{tuple(parameter.shape)}: it has no such dimension"
-        )
+        raise AssertionError(error_text("placement.plan_parameter", placement, fqn, tuple(parameter.shape)))
     dim %= parameter.ndim
     local = local_tensor(parameter)
     ranks = mesh.size(mesh.ndim - 1)
@@ -150,9 +148,7 @@ def check_even(local: torch.Tensor, fqn: str, dim: int, ranks: int) -> None:
     """Raise NotImplementedError for a dimension other than the first that ``ranks`` does not divide."""
     if dim > 0 and local.shape[dim] % ranks:
         raise NotImplementedError(
-            f"FSDP does not support uneven sharding on dim {dim}: parameter '{fqn}' has "
-            f"{local.shape[dim]} elements there (local shape {tuple(local.shape)}), which {ranks} ranks "
-            "cannot share evenly. Shard it on dim 0"
+            error_text("placement.check_even", dim, fqn, local.shape[dim], tuple(local.shape), ranks)
         )
 
 
@@ -179,15 +175,9 @@ def _resolve(result: Any, fqn: str, mesh: DeviceMesh) -> tuple[Any, DeviceMesh]:
     placement = getattr(result, "placement", None)
     own = getattr(info, "mesh", None)
     if not isinstance(own, DeviceMesh) or not isinstance(placement, Shard | None):
-        raise ValueError(
-            f"Invalid shard_placement_fn result: {result!r} for parameter '{fqn}'; "
-            "return None, Shard(dim) or ShardPlacementResult(Shard(dim), mesh_info)"
-        )
+        raise ValueError(error_text("placement.resolve", result, fqn))
     if info.shard_mesh_dim != own.ndim - 1:
-        raise ValueError(
-            f"shard_placement_fn returned a mesh that shards over dimension {info.shard_mesh_dim} of "
-            f"{own.ndim} for parameter '{fqn}'; it has to be the last one"
-        )
+        raise ValueError(error_text("placement.resolve.2", info.shard_mesh_dim, own.ndim, fqn))
     return placement, own
 
 
@@ -198,15 +188,9 @@ def _with_replicas(mesh: DeviceMesh, *placements: Placement) -> tuple[Placement,
 def _plan_dtensor(parameter: DTensor, fqn: str, mesh: DeviceMesh, dim: int) -> ParameterPlan:
     spec = parameter._spec
     if spec.mesh.device_type != mesh.device_type:
-        raise ValueError(
-            f"parameter '{fqn}' is a DTensor on a mesh of type {spec.mesh.device_type}, "
-            f"but it is to be sharded over one of type {mesh.device_type}"
-        )
+        raise ValueError(error_text("placement.plan_dtensor", fqn, spec.mesh.device_type, mesh.device_type))
     if len(spec.placements) > 2:
-        raise NotImplementedError(
-            f"parameter '{fqn}' is a DTensor on a mesh of {len(spec.placements)} dimensions; "
-            "FSDP takes those of one or two (tensor and expert parallelism)"
-        )
+        raise NotImplementedError(error_text("placement.plan_dtensor.2", fqn, len(spec.placements)))
     both = _join(mesh, spec.mesh, fqn)
     splits = spec.num_shards_map[dim]
     shard: Placement = StridedShard(dim, split_factor=splits) if splits > 1 else Shard(dim)
@@ -221,10 +205,7 @@ def _join(mesh: DeviceMesh, own: DeviceMesh, fqn: str) -> DeviceMesh:
             raise RuntimeError("a mesh without names")
         return concatenate_meshes([mesh, own])
     except RuntimeError as error:
-        raise ValueError(
-            f"parameter '{fqn}' is a DTensor on {own}, which does not belong to the same mesh as {mesh}: "
-            "make one mesh of several named dimensions and take both from it by name"
-        ) from error
+        raise ValueError(error_text("placement.join", fqn, own, mesh)) from error
 
 
 def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
@@ -345,10 +326,7 @@ def plan_on_whole_mesh(
         NotImplementedError: a dimension other than the first that does not divide by the ranks.
     """
     if not isinstance(parameter, DTensor):
-        raise ValueError(
-            "When dp_mesh_dims is provided, all parameters must be DTensors on the full SPMD mesh (e.g. via "
-            f"distribute_module). Got plain tensor for parameter '{fqn}'"
-        )
+        raise ValueError(error_text("placement.plan_on_whole_mesh", fqn))
     spec = parameter._spec
     if spec.mesh != spmd.mesh:
         raise ValueError(f"parameter '{fqn}' is on {spec.mesh}, and fully_shard was given {spmd.mesh}")
@@ -365,10 +343,7 @@ def plan_on_whole_mesh(
         return ParameterPlan(spmd.data, 0, spec, whole, shards=False)
     chosen = choose(parameter) if choose is not None else None
     if chosen is not None and not isinstance(chosen, Shard):
-        raise ValueError(
-            f"shard_placement_fn returned {chosen!r} for parameter '{fqn}'; with dp_mesh_dims it may "
-            "return None or Shard(dim)"
-        )
+        raise ValueError(error_text("placement.plan_on_whole_mesh.3", chosen, fqn))
     dim = 0 if chosen is None else chosen.dim % parameter.ndim
     check_even(local_tensor(parameter), fqn, dim, spmd.data.size(spmd.data.ndim - 1))
     return ParameterPlan(spmd.data, dim, _sharded_spec(spec, spmd, dim), whole)

@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 
+from . import error_text
+
 
 class MemoryHandover(Enum):
     """The ways in which memory passes between streams; the notes are at the head of ``buffer.py``."""
@@ -202,10 +204,7 @@ class ScheduleSettings:
         """Read the front ends' arguments: ``limit_all_gathers=True`` is 2 as in FSDP1, enums may be names."""
         adapt = limit_all_gathers == "auto"
         if not adapt and not isinstance(limit_all_gathers, int):
-            raise ValueError(
-                "limit_all_gathers must be True (2 in flight), False (no limit), a number of units or "
-                f'"auto", not {limit_all_gathers!r}'
-            )
+            raise ValueError(error_text("settings.decide", limit_all_gathers))
         limit = 2 if adapt or limit_all_gathers is True else int(limit_all_gathers)
         handover = one_of(MemoryHandover, memory_handover, "memory_handover")
         if not isinstance(check_ranks, int) or check_ranks < 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
@@ -60,6 +60,12 @@ def converted(content: object, kind: type[T]) -> T:
 def table_beside(module: str, name: str) -> JsonObject:
     """Return the tables of a TOML file of the package, `name` in the folder of the file `module`."""
     return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
+
+
+def texts_beside(module: str, name: str) -> Callable[..., str]:
+    """Return a function of a name in the TOML file beside `module` and of values: its text with those."""
+    texts = table_beside(module, name)
+    return lambda text, *values: str(texts[text].format(*values))
 
 
 def rows_beside(module: str, name: str) -> list[dict[str, str]]:

@@ -17,6 +17,7 @@ from torch.optim.optimizer import StateDict
 
 from ...collectives.agreement import some
 from ...runtime.presentation import plain_name
+from ...shared import error_text
 from ..parameter_names import NamedUnit
 from .optim_parameters import Key, LoadFrom, Outline, State, TrainedModel, entries_of, loaded_groups
 from .sharded_values import check_agreement, fill_shard, is_sharded, rows_of_value
@@ -102,10 +103,7 @@ class _UnitStates:
         names = self.named.names
         without = [own[0] for index, own in enumerate(names) if index not in values]
         if without:
-            raise ValueError(
-                f"one flat parameter has one '{name}', but in {self.named.title} {without} have none: "
-                "wrap with use_orig_params=True"
-            )
+            raise ValueError(error_text("optim_load.common", name, self.named.title, without))
         first = values[0]
         for index, value in values.items():
             if type(value) is not type(first) or not bool(value == first):

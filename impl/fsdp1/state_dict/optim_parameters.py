@@ -21,6 +21,7 @@ from torch.optim.optimizer import StateDict
 
 from ...runtime.hooks import stages_in
 from ...runtime.presentation import plain_name
+from ...shared import error_text
 from ..parameter_names import named_units
 from .sharded_values import is_sharded
 
@@ -100,10 +101,7 @@ class TrainedModel:
             ValueError: it is not in the model.
         """
         if parameter not in self.held:
-            raise ValueError(
-                f"the optimizer's parameter {key!r} of shape {tuple(parameter.shape)} is not in the model: "
-                "make the optimizer from the wrapped model's parameters()"
-            )
+            raise ValueError(error_text("optim_parameters.of", key, tuple(parameter.shape)))
         return self.held[parameter]
 
 
@@ -155,10 +153,7 @@ def rekey(
     """
     kinds = {type(key) for key in optim_state_dict["state"]}
     if len(kinds) > 1 or not kinds <= {int, str}:
-        raise ValueError(
-            "keys of an optimizer state dict are all names or all numbers, not "
-            f"{list(optim_state_dict['state'])}"
-        )
+        raise ValueError(error_text("optim_parameters.rekey", list(optim_state_dict["state"])))
     wanted = str if getattr(to, "name", None) == OptimStateKeyType.PARAM_NAME.name else int
     if kinds == {wanted}:
         return optim_state_dict
@@ -190,10 +185,7 @@ def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -
     for number, parameter in keys.items():
         names = known.of(number, parameter).names
         if len(names) != 1:
-            raise ValueError(
-                f"parameter {number} is a flat one for {list(names)}: rekey with the plain model, or wrap "
-                "with use_orig_params=True"
-            )
+            raise ValueError(error_text("optim_parameters.renaming", number, list(names)))
         table.update({number: names[0]} if to_names else {names[0]: number})
     return table
 
@@ -252,10 +244,7 @@ def _saved_group(
         raise ValueError(f"no group of the state dict has the parameters {names[:5]}")
     if len(found) > 1:
         examples = " and ".join(f"'{name}' (group {number})" for number, name in found.items())
-        raise ValueError(
-            f"parameters of one group of the optimizer are in several groups of the state dict: {examples}; "
-            "make the optimizer with the same groups"
-        )
+        raise ValueError(error_text("optim_parameters.saved_group", examples))
     return next(iter(found))
 
 

@@ -26,6 +26,7 @@ from torch.optim.optimizer import StateDict
 
 from ...runtime.presentation import FLAT_NAME, WRAPPED, plain_name
 from ...runtime.stage import Stage
+from ...shared import error_text
 from ..parameter_names import named_unit, plain_text
 from ..settings import FullStateDictConfig, StateDictSettings, StateDictType
 from ..summon import ShownUnit
@@ -104,10 +105,7 @@ class WrapperStates:
         settings = self.current()
         if self.summoned:
             if settings.state_dict_type is not StateDictType.FULL_STATE_DICT:
-                raise RuntimeError(
-                    f"inside summon_full_params there are whole parameters only: call state_dict() outside "
-                    f"of it for {settings.state_dict_type.name}"
-                )
+                raise RuntimeError(error_text("recursion.before_save", settings.state_dict_type.name))
             return
         offload = settings.state_dict_config.offload_to_cpu
         for unit in self._stage.units:

@@ -22,6 +22,7 @@ from torch.distributed.tensor import Shard as ShardPlacement
 
 from ...collectives.agreement import some
 from ...runtime.unit import Unit
+from ...shared import error_text
 from ...shared.layout import UnitLayout, chunk_rows
 from ...shared.torch_internals import (
     ShardedTensor,
@@ -256,11 +257,7 @@ def rows_of_value(unit: Unit, value: Any, name: str) -> torch.Tensor:
     found = [(tuple(each.tensor.shape), list(each.metadata.shard_offsets)) for each in shards]
     if found != [(rows_shape(shape, world, rank), [first, *[0] * (len(shape) - 1)])]:
         parts = " and ".join(f"{shape} at {offsets}" for shape, offsets in found) or "nothing"
-        raise ValueError(
-            f"'{name}': this rank's part of the ShardedTensor is {parts}, but for {world} ranks it should be "
-            f"the rows {first} to {end} of {shape}; load it with torch.distributed.checkpoint for this number"
-            " of ranks"
-        )
+        raise ValueError(error_text("sharded_values.rows_of_value", name, parts, world, first, end, shape))
     return shards[0].tensor
 
 

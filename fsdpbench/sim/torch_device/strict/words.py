@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from fsdpbench.base.files.documents import table_beside
+from fsdpbench.base.files.documents import texts_beside
 
 Arguments = dict[str, Any]
-_TEXTS: Mapping[str, str] = table_beside(__file__, "errors.toml")
+error_text = texts_beside(__file__, "errors.toml")
 # C++'s names of dtypes; errors use these, or c10's (`name_of`).
 _CPP_TYPES = {
     torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half",
@@ -34,11 +34,6 @@ def bind(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Argum
     arguments = operator._schema.arguments
     given = {each.name: value for each, value in zip(arguments, args, strict=False)}
     return given | {each.name: kwargs.get(each.name, each.default_value) for each in arguments[len(args) :]}
-
-
-def error_text(name: str, *values: object) -> str:
-    """Return the text of an error of torch by its name in `errors.toml`, with `values` in their places."""
-    return _TEXTS[name].format(*values)
 
 
 def packet_of(operator: Any) -> str:
