@@ -39,7 +39,7 @@ def check_unchanged(
     replaced = unit.state is not UnitState.UNSHARDED and presentation.replaced()
     if replaced or presentation.changed():
         how = "replaced, or given new data" if replaced else "written to in place"
-        raise error if replaced else RuntimeError(error_text("flat_checks.check_unchanged", unit.name, how))
+        raise (error if replaced else RuntimeError)(error_text("flat_checks.check_unchanged", unit.name, how))
 
 
 def check_outside(call: str, state: TrainingState) -> None:
