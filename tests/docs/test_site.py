@@ -70,7 +70,8 @@ def test_messages_on_the_page_of_messages_are_ones_that_the_code_has() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     named = re.findall(r"^\| (?:`` (.+?) ``|`([^`]+)`) \|", page, re.MULTILINE)
     folders = ("fsdpbench", "reports", "impl")
-    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py") if "impl/" not in folder]
+    kinds = ("*.py", "errors.toml")
+    sources = [path for folder in folders for kind in kinds for path in (ROOT / folder).rglob(kind)]
     code = " ".join(" ".join(path.read_text().split()) for path in sources)
     code = re.sub(r'"\s+f?"', "", code)
     messages = [doubled or single for doubled, single in named]
