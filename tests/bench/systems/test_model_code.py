@@ -23,7 +23,7 @@ def words(settings: str) -> list[str]:
     return [word for setting in settings.split() for word in ("--set", setting)]
 
 
-@pytest.mark.plain_cases("impl-fsdp1")
+@pytest.mark.campaign
 @pytest.mark.parametrize("system", ["torch-fsdp2", "torch-fsdp1", "impl-fsdp2", "impl-fsdp1", "torch-ddp"])
 def test_all_ways_train_alike_on_two_ranks(fsdpbench: Any, tmp_path: Path, system: str) -> None:
     """Losses of eight steps, with a norm that clips each of them, are those of the plain code."""
