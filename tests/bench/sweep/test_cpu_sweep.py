@@ -190,7 +190,7 @@ def test_interrupted_it_says_so_and_leaves_no_process(tmp_path: Path) -> None:
         _, stderr = process.communicate(timeout=60)
     sweep.wait_until_gone()
     assert process.returncode == 130
-    assert stderr.rstrip().splitlines()[-1].startswith("fsdpbench: interrupted; what is finished is kept")
+    assert stderr.rstrip().splitlines()[-1].startswith("fsdpbench: interrupted; finished work is kept")
     assert "Traceback" not in stderr
 
 
