@@ -36,7 +36,7 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".t
 _CUDA_READERS = 4
 # Keeps the random streams of neighbouring seeds and ranks apart: (0, 1) is not (1, 0).
 _SEED_STRIDE = 1_000_003
-_TEXT_OF = texts_beside(__file__, "errors.toml")
+error_text = texts_beside(__file__, "errors.toml")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class ByteWindows(Dataset[tuple[Tensor]]):
 
     def __init__(self, path: Path, vocab: int, length: int, overlap: int, world_size: int) -> None:
         if vocab < BYTE_VALUES:
-            raise DataError(_TEXT_OF("inputs.init", path, vocab, BYTE_VALUES))
+            raise DataError(error_text("inputs.small_vocab", path, vocab, BYTE_VALUES))
         try:
             size = path.stat().st_size
             # A private mapping: nothing is read before it is used, and ranks share the page cache.
@@ -152,7 +152,7 @@ class ByteWindows(Dataset[tuple[Tensor]]):
         self._stride = length - overlap
         self._count = max(0, size - overlap) // self._stride
         if self._count < world_size:
-            raise DataError(_TEXT_OF("inputs.init.2", path, size, self._stride, world_size))
+            raise DataError(error_text("inputs.short_file", path, size, self._stride, world_size))
 
     def __len__(self) -> int:
         return self._count
@@ -225,7 +225,7 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
             if path.suffix.lower() in IMAGE_SUFFIXES
         ]
         if not self._files:
-            raise DataError(_TEXT_OF("inputs.init.3", folder, ", ".join(sorted(IMAGE_SUFFIXES))))
+            raise DataError(error_text("inputs.no_images", folder, ", ".join(sorted(IMAGE_SUFFIXES))))
         self._image = image
 
     def __len__(self) -> int:
@@ -261,7 +261,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError(_TEXT_OF("inputs.pillow")) from error
+        raise DataError(error_text("inputs.pillow")) from error
     return Image
 
 

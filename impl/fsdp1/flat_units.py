@@ -83,14 +83,14 @@ def check_wrapped_inside(
             continue
         if by_policy:
             title = name or type(inner).__name__
-            raise ValueError(error_text("flat_units.check_wrapped_inside", title))
+            raise ValueError(error_text("flat_units.wrapped_inside", title))
         wrapper: Any = inner
         for what, own, outer in (
             ("use_orig_params", wrapper._use_orig_params, use_orig_params),
             ("limit_all_gathers", wrapper.limit_all_gathers, limit_all_gathers),
         ):
             if own != outer:
-                raise ValueError(error_text("flat_units.check_wrapped_inside.2", what, name, own, outer))
+                raise ValueError(error_text("flat_units.unequal_settings", what, name, own, outer))
 
 
 def wrap_inside(

@@ -227,7 +227,7 @@ class StateDictSettings:
         config, optim_config = self.state_dict_config, self.optim_state_dict_config
         for given in (config, optim_config):
             if getattr(given, "_use_dtensor", False) and not has_mesh:
-                raise RuntimeError(error_text("settings.with_mesh.2", type(given).__name__))
+                raise RuntimeError(error_text("settings.needs_mesh", type(given).__name__))
         if has_mesh and isinstance(config, ShardedStateDictConfig):
             config = replace(config, _use_dtensor=True)
         if has_mesh and isinstance(optim_config, ShardedOptimStateDictConfig):

@@ -158,7 +158,7 @@ class DTensorPresentation(ShownInPlace):
                     f"its unit was laid out for {segment.shard_shape}"
                 )
             if is_extended(now._local_tensor, parameter.fqn) and not self.extended:
-                raise NotImplementedError(error_text("dtensor_params.readopt.2", parameter.fqn))
+                raise NotImplementedError(error_text("dtensor_params.late_extensions", parameter.fqn))
             self.sharded[index] = now
         if len({now.dtype for now in self.sharded}) > 1:
             kinds = ", ".join(

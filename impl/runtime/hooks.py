@@ -204,9 +204,9 @@ class ModuleHooks:
                 if stage.in_tree and hooks._runtime is not None and not hooks._runtime.ran:
                     hooks._runtime.disband()
                 if stage.in_tree:
-                    raise stage.error_of_second_root(error_text("hooks.find_tree", name))
+                    raise stage.error_of_second_root(error_text("hooks.root_of_its_own", name))
                 if stage.device != root.device:
-                    raise ValueError(error_text("hooks.find_tree.2", name, stage.device, root.device))
+                    raise ValueError(error_text("hooks.other_device", name, stage.device, root.device))
             names.setdefault(hooks, []).append(name)
         stages = [hooks.stage for hooks in names]
         runtime = Runtime(root, stages, root.settings)

@@ -176,6 +176,6 @@ def _check_memory(unit: Unit) -> None:
     device = unit.shard.device
     names = ", ".join(f"'{parameter.fqn}'" for parameter in unit.parameters[:3])
     if device.type == "meta":
-        raise RuntimeError(error_text("stage.check_memory", unit.name, names))
+        raise RuntimeError(error_text("stage.on_meta", unit.name, names))
     if unit.offload is not None and device.type != "cpu":
-        raise RuntimeError(error_text("stage.check_memory.2", unit.name, names, device))
+        raise RuntimeError(error_text("stage.not_on_host", unit.name, names, device))

@@ -177,7 +177,7 @@ def _resolve(result: Any, fqn: str, mesh: DeviceMesh) -> tuple[Any, DeviceMesh]:
     if not isinstance(own, DeviceMesh) or not isinstance(placement, Shard | None):
         raise ValueError(error_text("placement.resolve", result, fqn))
     if info.shard_mesh_dim != own.ndim - 1:
-        raise ValueError(error_text("placement.resolve.2", info.shard_mesh_dim, own.ndim, fqn))
+        raise ValueError(error_text("placement.last_dimension", info.shard_mesh_dim, own.ndim, fqn))
     return placement, own
 
 
@@ -188,9 +188,9 @@ def _with_replicas(mesh: DeviceMesh, *placements: Placement) -> tuple[Placement,
 def _plan_dtensor(parameter: DTensor, fqn: str, mesh: DeviceMesh, dim: int) -> ParameterPlan:
     spec = parameter._spec
     if spec.mesh.device_type != mesh.device_type:
-        raise ValueError(error_text("placement.plan_dtensor", fqn, spec.mesh.device_type, mesh.device_type))
+        raise ValueError(error_text("placement.dtensor", fqn, spec.mesh.device_type, mesh.device_type))
     if len(spec.placements) > 2:
-        raise NotImplementedError(error_text("placement.plan_dtensor.2", fqn, len(spec.placements)))
+        raise NotImplementedError(error_text("placement.mesh_dimensions", fqn, len(spec.placements)))
     both = _join(mesh, spec.mesh, fqn)
     splits = spec.num_shards_map[dim]
     shard: Placement = StridedShard(dim, split_factor=splits) if splits > 1 else Shard(dim)
@@ -343,7 +343,7 @@ def plan_on_whole_mesh(
         return ParameterPlan(spmd.data, 0, spec, whole, shards=False)
     chosen = choose(parameter) if choose is not None else None
     if chosen is not None and not isinstance(chosen, Shard):
-        raise ValueError(error_text("placement.plan_on_whole_mesh.3", chosen, fqn))
+        raise ValueError(error_text("placement.whole_mesh", chosen, fqn))
     dim = 0 if chosen is None else chosen.dim % parameter.ndim
     check_even(local_tensor(parameter), fqn, dim, spmd.data.size(spmd.data.ndim - 1))
     return ParameterPlan(spmd.data, dim, _sharded_spec(spec, spmd, dim), whole)

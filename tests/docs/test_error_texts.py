@@ -16,14 +16,17 @@ TABLES = {
     "workloads": "workloads/errors.toml",
     "fsdpbench/sim": "fsdpbench/sim/torch_device/strict/errors.toml",
 }
-FUNCTIONS = ("error_text", "_TEXT_OF")
 
 
 def calls(package: str) -> Iterator[tuple[str, ast.Call]]:
     """Yield the place and the syntax of each call that reads a text."""
     for path in sorted((ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "error_text"
+            ):
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 

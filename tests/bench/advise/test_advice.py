@@ -97,9 +97,9 @@ def test_what_is_worth_nothing_is_no_advice(monkeypatch: pytest.MonkeyPatch, con
     found = advised(monkeypatch, config, {}, {"compile": 0.9, "keep": 0.98})
     assert not found.advice
     assert names(found.possible) == ["compile"]
-    told = describe_advice(found)
-    assert told.startswith("No advice: nothing is wrong with the script")
-    assert "Too little gain to change it: keep (+2.0%)\nNo gain: " in told, "a gain is not none"
+    text = describe_advice(found)
+    assert text.startswith("No advice: nothing is wrong with the script")
+    assert "Too little gain to change it: keep (+2.0%)\nNo gain: " in text, "a small gain is named"
 
 
 def test_twice_the_batch_has_to_be_twice_the_work(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:

@@ -167,8 +167,8 @@ def test_blocks_of_a_replicated_script_can_be_recomputed(fsdpbench: CommandLine,
     script, shards = tmp_path / "train.py", "for block in model:\n    fully_shard(block)\nfully_shard(model)"
     assert shards in SCRIPT
     script.write_text(SCRIPT.replace(shards, "model = nn.parallel.DistributedDataParallel(model)"))
-    told = ("--script", str(script), "--gpus", "8", "--", "--batch", "600000")
-    found = json.loads(fsdpbench("explain", "--json", *told).stdout)["simulation"]
+    words = ("--script", str(script), "--gpus", "8", "--", "--batch", "600000")
+    found = json.loads(fsdpbench("explain", "--json", *words).stdout)["simulation"]
     assert any("checkpoint" in change["write"] for change in found["changes"])
     assert found["configurations_simulated"] < 10
 

@@ -61,7 +61,7 @@ def test_a_module_that_is_moved_keeps_its_parameters(run_probe: RunScript) -> No
         assert {each.grad.device.type for each in before} == {"cuda"}
         meta = torch.nn.Linear(8, 8, device="meta")
         made = meta.weight
-        assert meta.to_empty(device="cuda").weight is not made, "torch makes these anew"
+        assert meta.to_empty(device="cuda").weight is not made, "torch makes a new parameter here"
         """
     )
     assert run.result["status"] == "ok", run.cause
