@@ -5,7 +5,8 @@
     inputs, targets = next(workload.batches(batch=8, seq=2048, seed=0, rank=0, device="cpu"))
     loss = model(inputs, targets)
 
-One file a family; those of other packages come by entry point. Imports torch and nothing of the bench.
+One file a family for its shape, one for its modules; families of other packages come by entry point. Imports
+nothing of the bench, and torch when a model is built.
 """
 
 if __name__ == "workloads":
@@ -14,6 +15,6 @@ if __name__ == "workloads":
     stand_for(__name__)
 
 from fsdpbench.workloads.base import BlockFlops, Flops, ForwardFlops, Workload
-from fsdpbench.workloads.checkpointing import ActivationCheckpointing, BlockGroup, group_blocks
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing
 from fsdpbench.workloads.registry import HF_PREFIX, PLUGINS, Family, families, get_workload, workload_names
 from fsdpbench.workloads.shape import DataError, ShapeError, UnknownModelError, WorkloadError

@@ -8,18 +8,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from fsdpbench.base.configuration.config import ShapeValue
 from fsdpbench.base.settings.values import unit_sizes
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
-from fsdpbench.workloads.inputs import Batch, Feed, image_batches, token_batches
 from fsdpbench.workloads.shape import WorkloadError, make_shape
 from fsdpbench.workloads.tensor_plan import Product
+
+if TYPE_CHECKING:  # torch's import takes most of a second, which commands that plan do without
+    import torch
+    from torch import nn
+
+    from fsdpbench.workloads.inputs import Batch, Feed
 
 TRAINING_BYTES = 16
 """Bytes of a parameter trained in float32 by AdamW: weight, gradient and two moments, four bytes each."""
@@ -182,6 +185,10 @@ class Workload(ABC):
             DataError: the data is missing, unreadable or too small.
             WorkloadError: `batch`, `seq` or `rank` is out of range.
         """
+        import torch
+
+        from fsdpbench.workloads.inputs import Feed
+
         return self.microbatches(Feed(batch, seed, rank, torch.device(device), data, world_size), seq)
 
     def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
@@ -271,11 +278,15 @@ class SampleWorkload(Workload):
 class Shaped(Workload, Generic[S]):
     """A workload of one shape, `spec`, and the module that is built of it.
 
-    `shape_type` is the dataclass of the shape; `module_type(spec, checkpointing)` makes the module.
+    `shape_type` is the dataclass of the shape. `code` names the Python module with the classes of the model,
+    which is imported when one is asked for: `model_class(*arguments, checkpointing)` makes the module, and
+    `names_of_blocks` are the classes that are one FSDP unit each.
     """
 
     shape_type: ClassVar[type]
-    module_type: ClassVar[type[nn.Module]]
+    code: ClassVar[str]
+    model_class: ClassVar[str]
+    names_of_blocks: ClassVar[tuple[str, ...]]
 
     def __init__(self, name: str, spec: S) -> None:
         self.name = name
@@ -296,8 +307,18 @@ class Shaped(Workload, Generic[S]):
         return {each.name: getattr(self.spec, each.name) for each in fields(self.spec)}  # type: ignore[arg-type]
 
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+        checkpointing = ActivationCheckpointing.parse(activation_checkpointing)
+        model_class: type[nn.Module] = getattr(import_module(self.code), self.model_class)
+        return model_class(*self.arguments(seq), checkpointing)
+
+    def arguments(self, seq: int | None) -> tuple[object, ...]:
+        """Return the arguments of the model's class for `seq` tokens a sample, checkpointing aside."""
         self.resolve_seq(seq)  # any length will do, but not any number
-        return type(self).module_type(self.spec, ActivationCheckpointing.parse(activation_checkpointing))
+        return (self.spec,)
+
+    @property
+    def block_classes(self) -> tuple[type[nn.Module], ...]:
+        return tuple(getattr(import_module(self.code), name) for name in self.names_of_blocks)
 
 
 class LanguageShape(Protocol):
@@ -340,6 +361,8 @@ class NextTokenWorkload(Shaped[L], TokenWorkload):
         return sum(each.inputs * each.outputs for each in self.products(layer))
 
     def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+        from fsdpbench.workloads.inputs import token_batches
+
         return token_batches(feed, vocab=self.spec.vocab, seq=self.resolve_seq(seq))
 
     def block_flops(self, layer: int, tokens: int, seq: int) -> BlockFlops:
@@ -376,5 +399,7 @@ class VisionWorkload(Shaped[I], SampleWorkload):
     """A model that classifies images."""
 
     def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+        from fsdpbench.workloads.inputs import image_batches
+
         self.resolve_seq(seq)
         return image_batches(feed, image=self.spec.image, classes=self.spec.classes)

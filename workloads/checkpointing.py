@@ -1,18 +1,6 @@
-"""Blocks that a model stacks: activation checkpointing of each, and groups of them as one unit.
+"""The choice of checkpointed blocks and of what they keep (`activation_checkpointing`).
 
-A checkpointed block keeps its input, and computes its inside again in backward.
-
-The block calls the checkpoint itself, inside its `forward`:
-
-    FSDP hooks of the unit > CheckpointedBlock.forward > checkpoint > transform: attention, feed-forward
-
-so that no wrapper module changes names or classes, and so that a unit's all-gather is issued once by the
-hooks outside and not again by the recomputation inside.
-
-A recomputation ends where backward has all that it needs, as torch's own checkpoint does by default since
-2.1: a GPT block's last matrix product, a third of its FLOPs, is not made again. (HFU by the usual formula,
-4/3, counts it.) It ends by an exception, so post-forward hooks of FSDP units nested in the block may not run
-then; their parameters stay until their own backward has used them.
+A checkpointed block keeps its input, and computes its inside again in backward (`blocks.py`).
 
 By operator (`op`) a block keeps, besides its input, what attention and every second product with weights
 gave, and computes the rest again: the selection that TorchTitan makes. `op-every-K` keeps every K-th product,
@@ -21,17 +9,8 @@ gave, and computes the rest again: the selection that TorchTitan makes. `op-ever
 
 from __future__ import annotations
 
-import itertools
 import re
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.workloads.shape import WorkloadError
@@ -43,15 +22,6 @@ ATTENTION = (
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
 )  # fmt: skip
 """Attention, fused or as the products of activations with each other that it consists of."""
-
-
-def _operators(names: tuple[str, ...]) -> frozenset[Any]:
-    """Return the aten operators of those names that this torch has."""
-    return frozenset(getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name))
-
-
-_PRODUCT_OPERATORS = _operators(PRODUCTS)
-_ATTENTION_OPERATORS = _operators(ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -118,97 +88,3 @@ class ActivationCheckpointing:
 
 
 _NAMED = {"none": (0, 0), "full": (1, 0), "op": (1, 2)}
-
-
-class CheckpointedBlock(nn.Module):
-    """A block that a model stacks, the natural FSDP unit. Its computation is `transform`, which `forward`
-    runs as it is or checkpointed.
-
-    Args:
-        checkpointing: the model's setting.
-        index: the block's number in its stack.
-    """
-
-    def __init__(self, checkpointing: ActivationCheckpointing, index: int) -> None:
-        super().__init__()
-        self.checkpointed = checkpointing.applies_to(index)
-        self.checkpointing = checkpointing.of_block(index)
-        self.random = False
-
-    def forward(self, x: Tensor, *context: Any) -> Tensor:
-        if self.checkpointed and torch.is_grad_enabled():
-            return run_checkpointed(
-                self.transform, x, *context, checkpointing=self.checkpointing, random=self.random
-            )
-        return self.transform(x, *context)
-
-    @abstractmethod
-    def transform(self, x: Tensor, *context: Any) -> Tensor:
-        """Compute the block; `context` is equal for all blocks of a stack."""
-
-
-def run_checkpointed(
-    function: Callable[..., Tensor], *args: Any, checkpointing: ActivationCheckpointing, random: bool = False
-) -> Tensor:
-    """Run `function` and keep its arguments only (and the outputs of operators that `checkpointing` names);
-    whatever else backward needs is computed again then.
-
-    `random`: it draws random numbers (dropout), and must draw the same again; their state is kept too.
-    """
-    selection: dict[str, Any] = {}
-    if checkpointing.by_operator:
-        selection["context_fn"] = partial(_selection, checkpointing)
-    output: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=random, **selection)
-    return output
-
-
-def _selection(checkpointing: ActivationCheckpointing) -> tuple[Any, Any]:
-    """Return torch's contexts for the forward and the recomputation of one call, each with its own count."""
-    products = {False: 0, True: 0}
-
-    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if operator in _PRODUCT_OPERATORS:
-            index = products[context.is_recompute]
-            products[context.is_recompute] += 1
-            keep = checkpointing.keeps_product(index)
-        else:
-            keep = operator in _ATTENTION_OPERATORS
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
-
-
-class BlockGroup(nn.Sequential):
-    """Consecutive blocks as one module; what follows the first argument is given to each of them."""
-
-    def forward(self, x: Tensor, *context: Any) -> Tensor:
-        for block in self:
-            x = block(x, *context)
-        return x
-
-
-def group_blocks(model: nn.Module, count: int | Sequence[int]) -> None:
-    """Replace each list of blocks in `model` (a `ModuleList` called `blocks`) by groups of `count`, in place.
-
-    The last group holds what is left; several counts are those of all groups, one after another. `blocks.5`
-    of 2 a group becomes `blocks.2.1`; parameters, results and checkpointing stay as they are.
-
-    Raises:
-        WorkloadError: `count` is below 1, or the model has no list of blocks.
-    """
-    sizes = itertools.repeat(count) if isinstance(count, int) else iter(count)
-    if isinstance(count, int) and count < 1:
-        raise WorkloadError(f"blocks cannot be grouped by {count}: at least 1 makes a group")
-    found = False
-    for module in list(model.modules()):
-        blocks = getattr(module, "blocks", None)
-        if isinstance(blocks, nn.ModuleList):
-            found = True
-            parts, groups = list(blocks), []
-            while parts:
-                size = next(sizes, len(parts))
-                groups.append(BlockGroup(*parts[:size]))
-                del parts[:size]
-            module.blocks = nn.ModuleList(groups)
-    if not found:
-        raise WorkloadError(f"{type(model).__name__} has no list of blocks to group")

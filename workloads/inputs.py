@@ -24,13 +24,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fsdpbench.base.files.documents import texts_beside
-from fsdpbench.workloads.shape import DataError, WorkloadError
+from fsdpbench.workloads.shape import CHANNELS, DataError, WorkloadError
 
 Batch = tuple[Tensor, ...]
 """The arguments of one forward: the inputs, then the targets."""
 
 BYTE_VALUES = 256
-CHANNELS = 3
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 # A GPU consumes images faster than one process decodes them.
 _CUDA_READERS = 4

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fsdpbench.workloads.tensor_plan import ROUTERS
+
 # GPT-2's standard deviation of weights (Radford et al. 2019, and its published code).
 WEIGHT_STD = 0.02
-ROUTERS = frozenset({"router", "shared_gate"})
-"""Names of the layers that weigh experts: they stay as they are where other layers are replaced."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Projection(nn.Linear):

@@ -1,11 +1,7 @@
-"""Models of the library `transformers`, built of its own modules by the content of a `config.json`.
-
-    LibraryWorkload(name, LibraryShape(packed(content)))   the file's text model; `towers`: with its towers
-    implementation=transformers                            the same, of a file that our families build too
+"""Models of the library `transformers` (`library.py`), built of its own modules.
 
 Only the package's own code runs: code that a file points to (`auto_map`) is dropped unread, and nothing is
-downloaded. A block is an element of the model's outermost lists of modules. The library is imported when a
-model is first asked for.
+downloaded. A block is an element of the model's outermost lists of modules.
 
 FLOPs are counted as operators are launched, in one forward on the meta device, by the formulas of
 `torch.utils.flop_counter`. Scans of state spaces and of linear attention are not counted. The library runs
@@ -16,19 +12,13 @@ its result; nothing prices it, so a result counts it among its unknown operators
 
 from __future__ import annotations
 
-import base64
 import functools
 import importlib
-import importlib.util
 import inspect
-import json
 import math
-import os
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -37,20 +27,15 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
 from fsdpbench.base.torch_internals import TorchDispatchMode
-from fsdpbench.workloads.base import BlockFlops, ForwardFlops, Shaped, TokenWorkload
-from fsdpbench.workloads.checkpointing import ActivationCheckpointing, run_checkpointed
-from fsdpbench.workloads.inputs import Batch, Feed, token_batches
+from fsdpbench.workloads.base import BlockFlops, ForwardFlops
+from fsdpbench.workloads.blocks import run_checkpointed
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.library import LIBRARY, LibraryShape, check_sizes, library, model_type_of, unpacked
 from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
-from fsdpbench.workloads.shape import ShapeError, WorkloadError, check_layers
+from fsdpbench.workloads.shape import ShapeError, WorkloadError
 
-LIBRARY = "transformers"
-CONTENT = "library_config"
-"""Name of the field of a shape that keeps the file's content, for the library alone."""
-DEFAULT_SEQ = 4096
-"""Tokens a sample where no length is given: models are not trained at their longest context."""
 _FOREIGN = re.compile(r"auto_map|trust_remote_code|quantization_config|(torch_)?dtype|\w*_implementation\w*")
 """Keys, at any depth, that name code or kernels from elsewhere, or how a checkpoint is stored."""
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "context_length")
 _HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
 _WHOLE = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 _LIKE = ("value", "hidden_states")
@@ -190,149 +175,24 @@ def counted(model: nn.Module, stacks: Sequence[nn.ModuleList], batch: int, seq: 
     return ForwardFlops(counter.blocks, counter.rest)
 
 
-def packed(content: Mapping[str, Any]) -> str:
-    """Return a configuration's content as a word without commas, for a shape."""
-    text = json.dumps(content, separators=(",", ":"), sort_keys=True)
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-
-def unpacked(text: str) -> dict[str, object]:
-    """Return the content that `packed` packed. Raise `WorkloadError` for any other text."""
-    try:
-        content = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise WorkloadError(f"{CONTENT}: {text[:40]!r} is not a configuration as fsdpbench records it")
-    return content
-
-
-def library() -> Any:
-    """Return the package, which asks nothing of the network. Raise `WorkloadError` if it is missing."""
-    if importlib.util.find_spec(LIBRARY) is None:
-        raise WorkloadError(
-            f"the package {LIBRARY}, whose modules this model needs, is not installed here: "
-            "pip install 'fsdpbench[hf]'"
-        )
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    package: Any = importlib.import_module(LIBRARY)
-    package.logging.set_verbosity_error()
-    return package
-
-
-def values_of(content: Mapping[str, Any], towers: bool) -> dict[str, object]:
-    """Return the values of the shape of the model in a file's content, which is built once to see that it can
-    be. Raises as `LibraryWorkload`."""
-    shape = LibraryShape(packed(content), towers)
-    try:
-        _built_on_meta(shape)
-    except WorkloadError as error:
-        raise ShapeError(f"model_type {str(content.get('model_type'))[:60]!r}: {error}") from None
-    return {CONTENT: shape.library_config, "towers": towers}
-
-
-def model_type_of(content: Mapping[str, Any]) -> str:
-    """Return the library's type of the model that a file describes.
-
-    Files with code of their own may name a type that only this code knows, and a class that the library has:
-    then the class counts.
-
-    Raises:
-        ShapeError: the library has neither.
-    """
-    named, known = str(content.get("model_type")), library().CONFIG_MAPPING
-    names = importlib.import_module(f"{LIBRARY}.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    classes = content.get("architectures") or [None]
-    own = names.get(named)
-    if own != classes[0]:
-        by_class = [each for each, name in names.items() if name == classes[0]]
-        if by_class and (named not in known or own is not None):
-            return str(by_class[0])
-    if named not in known:
-        raise ShapeError(
-            f"neither our families nor {LIBRARY} {library().__version__} build it"
-            + ("; code that a file points to (auto_map) is never run" if content.get("auto_map") else "")
-        )
-    return named
-
-
-def has_field(model_type: str, key: str) -> bool:
-    """Return whether the library is installed, and has `key` for models of that type but not for all."""
-    if importlib.util.find_spec(LIBRARY) is None or model_type not in library().CONFIG_MAPPING:
-        return False
-    of_all = library().PretrainedConfig.__dataclass_fields__
-    return key in library().CONFIG_MAPPING[model_type].__dataclass_fields__ and key not in of_all
-
-
-@dataclass(frozen=True)
-class LibraryShape:
-    """The content of a file, packed; `towers`: the whole of a multimodal model, not its text model alone."""
-
-    library_config: str
-    towers: bool = False
-
-
-class LibraryWorkload(Shaped[LibraryShape], TokenWorkload):
-    """A model that the library builds of the content of a file.
-
-    Raises:
-        WorkloadError: from everything that builds: the library is missing, or refuses the configuration.
-    """
-
-    family = LIBRARY
-    shape_type = LibraryShape
-
-    @property
-    def parameters(self) -> int:
-        return sum(each.numel() for each in self._on_meta.parameters())
-
-    @property
-    def default_seq(self) -> int:
-        given = (getattr(self._settings, name, None) for name in _LENGTHS)
-        longest = min(next((each for each in given if isinstance(each, int)), DEFAULT_SEQ), DEFAULT_SEQ)
-        return longest - longest % 8 or longest  # RoBERTa's 514 positions are 512 tokens
-
-    @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
-        blocks = [block for stack in _stacks(self._on_meta) for block in stack]
-        holders = Counter(id(each) for block in blocks for each in set(block.parameters()))
-        # What several blocks share (Zamba) belongs to the root.
-        sharing = {type(block) for block in blocks if any(holders[id(p)] > 1 for p in block.parameters())}
-        return tuple({type(block) for block in blocks} - sharing)
-
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        self.resolve_seq(seq)
-        checkpointing = ActivationCheckpointing.parse(activation_checkpointing)
-        model = _build(self.spec)
-        random = any("drop" in name and value for name, value in model.model.config.to_dict().items())
-        for stack in _stacks(model):
-            for index, block in enumerate(stack):
-                if checkpointing.applies_to(index):
-                    own = checkpointing.of_block(index)
-                    block.forward = partial(_checkpointed, block.forward, own, random)
-            checkpointing = checkpointing.after(len(stack))
-        return model
-
-    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
-        return token_batches(feed, vocab=self._settings.vocab_size, seq=self.resolve_seq(seq))
-
-    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        return counted(self._on_meta, _stacks(self._on_meta), batch, self.resolve_seq(seq))
-
-    @property
-    def _settings(self) -> Any:
-        settings = self._on_meta.model.config
-        return getattr(settings, "text_config", None) or settings
-
-    @property
-    def _on_meta(self) -> LibraryModel:
-        return _built_on_meta(self.spec)
-
-
 @functools.lru_cache(maxsize=4)
-def _built_on_meta(shape: LibraryShape) -> LibraryModel:
+def built_on_meta(shape: LibraryShape) -> LibraryModel:
+    """Return the model of `shape` on the meta device. Raises as `LibraryWorkload`."""
     with torch.device("meta"):
         return _build(shape, torch.bfloat16)  # products of groups have shapes in no other dtype
+
+
+def build_checkpointed(shape: LibraryShape, checkpointing: ActivationCheckpointing) -> LibraryModel:
+    """Return the model of `shape`, on the current default device, with checkpoints around its blocks."""
+    model = _build(shape)
+    random = any("drop" in name and value for name, value in model.model.config.to_dict().items())
+    for stack in stacks(model):
+        for index, block in enumerate(stack):
+            if checkpointing.applies_to(index):
+                own = checkpointing.of_block(index)
+                block.forward = partial(_checkpointed, block.forward, own, random)
+        checkpointing = checkpointing.after(len(stack))
+    return model
 
 
 def _build(shape: LibraryShape, dtype: torch.dtype = torch.float32) -> LibraryModel:
@@ -347,7 +207,7 @@ def _build(shape: LibraryShape, dtype: torch.dtype = torch.float32) -> LibraryMo
             raise ShapeError(f"{LIBRARY} has no model of it that predicts words")
         settings.use_cache = False
         model = LibraryModel(_headed(settings, dtype).train())
-        if not _stacks(model):
+        if not stacks(model):
             raise ShapeError("it has no blocks")
         if shape.towers:
             _freeze_towers(model)
@@ -368,19 +228,6 @@ def _cleaned(content: Any) -> Any:
 def _mapping(name: str) -> Any:
     """Return the library's models by configuration class, of one of its automatic classes."""
     return getattr(library(), name)._model_mapping
-
-
-def check_sizes(content: Mapping[str, Any]) -> None:
-    """Refuse numbers of layers and sizes, at any depth, that cannot be built. Raises `ShapeError`."""
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            check_sizes(value)
-        if not isinstance(value, int) or isinstance(value, bool):
-            continue
-        if "layer" in name and not name.endswith(("_idx", "_id")):
-            check_layers(value, name)
-        if not -(2**31) < value < 2**48:
-            raise ShapeError(f"key {name} is {value}: no model is that large")
 
 
 def _of_text(settings: Any, content: Mapping[str, Any]) -> Any:
@@ -441,7 +288,7 @@ class _TextModel(nn.Module):
         return found
 
 
-def _stacks(model: nn.Module) -> list[nn.ModuleList]:
+def stacks(model: nn.Module) -> list[nn.ModuleList]:
     """Return the outermost lists of modules that are blocks: not layers of torch's own."""
     found: list[nn.ModuleList] = []
 

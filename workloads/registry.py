@@ -14,13 +14,12 @@ from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.plugins import FAMILIES, OWN_FAMILIES, Loader, family_of
 from fsdpbench.workloads.base import Shaped, Workload
 from fsdpbench.workloads.decoder import DecoderWorkload
-from fsdpbench.workloads.families.deepvit import DeepViTWorkload
-from fsdpbench.workloads.families.dhen import DHENWorkload
-from fsdpbench.workloads.families.gpt import GPTWorkload
-from fsdpbench.workloads.families.llama import LlamaWorkload
-from fsdpbench.workloads.families.regnet import RegNetWorkload
-from fsdpbench.workloads.families.t5 import T5Workload
-from fsdpbench.workloads.library_model import CONTENT, LIBRARY, LibraryWorkload, unpacked
+from fsdpbench.workloads.families.dhen_workload import DHENWorkload
+from fsdpbench.workloads.families.gpt_workload import GPTWorkload
+from fsdpbench.workloads.families.llama_workload import LlamaWorkload
+from fsdpbench.workloads.families.t5_workload import T5Workload
+from fsdpbench.workloads.families.vision_workloads import DeepViTWorkload, RegNetWorkload
+from fsdpbench.workloads.library import CONTENT, LIBRARY, LibraryWorkload, unpacked
 from fsdpbench.workloads.shape import ShapeError, UnknownModelError, make_shape
 
 

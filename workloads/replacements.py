@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fsdpbench.base.torch_internals import replaced
-from fsdpbench.workloads import checkpointing, layers, rotations
+from fsdpbench.workloads import blocks, layers, rotations
 from fsdpbench.workloads.families import gpt
 
 _ATTEND = gpt.GPTAttention.attend
@@ -123,7 +123,7 @@ def reentrant(function: Any, *args: Any, **options: Any) -> Any:
 
 _ONE_PASS = {"halves": rotations.Rotation(rotations.rotary_tables, turn_in_one_pass)}
 MECHANISMS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
-    "checkpointing.reentrant": partial(replaced, checkpointing, checkpoint=reentrant),
+    "checkpointing.reentrant": partial(replaced, blocks, checkpoint=reentrant),
     "operators.composed_rms_norm": partial(replaced, torch.nn.functional, rms_norm=layers.composed_rms_norm),
     "operators.fused_rotary": partial(replaced, rotations, ROTATIONS={**rotations.ROTATIONS, **_ONE_PASS}),
     "attention.unpads": partial(replaced, gpt.GPTAttention, attend=unpadded),

@@ -12,6 +12,8 @@ from fsdpbench.base.numbers import finite_number, whole_number
 
 S = TypeVar("S")
 
+CHANNELS = 3
+"""Channels of an image: red, green and blue."""
 _MOST_LAYERS = 10_000
 """The most layers that are built: each is modules of its own, and more would take hours to make."""
 _NUMBERS: Mapping[str, tuple[Callable[[str], float], str]] = {

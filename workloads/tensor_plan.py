@@ -21,6 +21,8 @@ from fsdpbench.workloads.shape import WorkloadError
 
 ATTENTION_LAYERS = frozenset({"query", "key", "value", "query_key_value", "output", "qkv", "proj"})
 """Names of the linear layers of attention, in all families."""
+ROUTERS = frozenset({"router", "shared_gate"})
+"""Names of the layers that weigh experts: they stay as they are where other layers are replaced."""
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,11 @@ from fsdpbench.engine.results.records import Status, trace_path, write_record
 from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
 from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.systems import BuildContext, System, get_system, software_of
-from fsdpbench.systems.model_code import attention_as_asked
-from fsdpbench.systems.narrow import TORCH_DTYPES, workload_of
+from fsdpbench.systems.narrow import workload_of
+from fsdpbench.systems.training import attention_as_asked
 from fsdpbench.workloads import Workload
-from fsdpbench.workloads.decoder.experts import HasBuffers
+from fsdpbench.workloads.decoder.workload import HasBuffers
+from fsdpbench.workloads.layers import DTYPES
 
 _MOST_OF_MEMORY = 0.4
 """Above this share of a GPU's memory the whole model is not built on it, but materialised after sharding."""
@@ -212,7 +213,7 @@ def _fill_constants(config: Config, workload: Workload, device: Device, record: 
     record.samples_per_step = _share(settings.batch * settings.grad_accum, group)
     tokens = workload.tokens(settings.batch, seq)
     record.tokens_per_step = None if tokens is None else _share(tokens * settings.grad_accum, group)
-    arithmetic = compute_type(TORCH_DTYPES[settings.param_dtype], convolution=workload.is_convolutional)
+    arithmetic = compute_type(DTYPES[settings.param_dtype], convolution=workload.is_convolutional)
     record.peak_flops = device.peak_flops(arithmetic)
     record.hardware = device.describe()
 

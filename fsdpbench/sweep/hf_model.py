@@ -20,7 +20,7 @@ from fsdpbench.base.numbers import finite_number, whole_number
 from fsdpbench.base.settings import Value
 from fsdpbench.workloads import HF_PREFIX, WorkloadError
 from fsdpbench.workloads.hf_config import translate
-from fsdpbench.workloads.library_model import CONTENT, LIBRARY, packed
+from fsdpbench.workloads.library import CONTENT, LIBRARY, packed
 
 _CONFIG = "config.json"
 _USUAL: Mapping[str, Value] = {"batch": 1, "activation_checkpointing": "full"}

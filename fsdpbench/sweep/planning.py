@@ -17,7 +17,6 @@ from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_prof
 from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.narrow import adapted
-from fsdpbench.systems.wrapping import check_names
 from fsdpbench.workloads import Workload, get_workload
 
 
@@ -116,7 +115,7 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
     """Return one configuration on `target`. Raises `UsageError` for a system that is not installed."""
     get_system(system).require()
     seq = adapted(workload, settings).resolve_seq(settings.seq)
-    check_names(workload, settings.wrap)
+    _check_units(workload, settings.wrap)
     return Config(
         model=target.model,
         shape=dict(workload.shape),
@@ -133,6 +132,14 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
         sanitize=target.sanitize,
         software=chosen_software(target.software, get_system(system).software, target.device),
     )
+
+
+def _check_units(workload: Workload, wrap: str) -> None:
+    """Refuse a `wrap` of classes or modules that the model lacks, before anything runs: `UsageError`."""
+    if wrap not in ("root", "block") and not wrap.startswith(("every-", "size:")):
+        from fsdpbench.systems.wrapping import check_names  # builds the model, and imports torch
+
+        check_names(workload, wrap)
 
 
 def configured(target: Target, system: str, **settings: Any) -> Config:

@@ -9,24 +9,22 @@ from __future__ import annotations
 import importlib.util
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, ClassVar
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
-from fsdpbench.base.errors import BenchError, UsageError
-from fsdpbench.base.settings import SETTINGS, Settings
-from fsdpbench.base.settings.values import spread
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import SETTINGS
 from fsdpbench.sim.model.software import CURRENT
 from fsdpbench.systems import model_code
-from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow, refused_by_software, workload_of
-from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
+from fsdpbench.systems.narrow import refuse_narrow, refused_by_software, workload_of
 from fsdpbench.workloads import Workload
-from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
+
+if TYPE_CHECKING:  # torch's import takes most of a second, which commands that plan do without
+    import torch
+    from torch import nn
 
 SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 """Environment variables that, set to 1, silently keep `torch.compile` from compiling."""
@@ -46,13 +44,9 @@ class BuildContext:
 
     def build_model(self) -> nn.Module:
         """Build the plain model with seeded weights, on the meta device if deferred."""
-        settings = self.config.settings
-        torch.manual_seed(settings.seed)
-        with torch.device("meta" if self.deferred else self.device):
-            model = self.workload.build(activation_checkpointing=settings.recomputed, seq=settings.seq)
-        model_code.write_loss_as_asked(model, settings)
-        narrow_as_asked(model, self.workload, settings)
-        return model
+        from fsdpbench.systems.training import build_model
+
+        return build_model(self.workload, self.config.settings, "meta" if self.deferred else self.device)
 
     @property
     def shard_size(self) -> int:
@@ -129,10 +123,14 @@ class System(ABC):
 
     def make_optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
         """Make the optimizer of the wrapped model; its `step` and `zero_grad` end a step."""
+        from fsdpbench.systems.training import make_optimizer
+
         return make_optimizer(config.settings, model, workload_of(config).block_classes, self.make_muon)
 
     def make_muon(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Make Muon as this system's users have it: torch's."""
+        import torch
+
         return torch.optim.Muon(matrices, lr=1e-3)
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
@@ -155,6 +153,8 @@ class System(ABC):
 
     def clip(self, model: nn.Module, largest: float) -> None:
         """Limit the norm of all gradients, those of other ranks included, to `largest`."""
+        from fsdpbench.systems.training import clip_gradients
+
         clip_gradients(model.parameters(), largest)
 
     def backward(self, model: nn.Module, loss: torch.Tensor, *, is_last: bool) -> None:
@@ -260,24 +260,6 @@ def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
     return {}
 
 
-def compile_as_asked(model: nn.Module, units: Iterable[nn.Module], settings: Settings) -> None:
-    """Compile units, and the loss by itself, where the settings ask for it; nothing compiles before it runs.
-
-    Raises:
-        BenchError: the model has no loss of its own to compile.
-    """
-    if not settings.compile:
-        return
-    for unit in units:
-        unit.compile()
-    if not settings.compile_loss:
-        return
-    inner = next((module for module in model.modules() if isinstance(module, ComputesTokenLoss)), None)
-    if inner is None:
-        raise BenchError("compile_loss=true: this model's loss is not `token_loss`; leave compile_loss out")
-    inner.compiled_loss = torch.compile(token_loss)
-
-
 def refuse_graph(config: Config) -> dict[str, str]:
     """Refuse to capture the step of `config` as a graph: setting -> reason. Obstacles in the program itself
     are found as it runs (`sim/graph`)."""
@@ -303,47 +285,6 @@ def refuse_graph(config: Config) -> dict[str, str]:
     return {} if why is None else {"graph": why}
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
-    """Scale gradients so that the 2-norm of all is `largest` at most; return the norm before.
-
-    torch stacks the norms of all gradients, which must be on one mesh. With expert parallelism experts are on
-    another: the norm is then the root of the sum of the squares of the meshes' norms, as TorchTitan has it.
-    """
-    from torch.distributed.tensor import DTensor
-
-    by_mesh: dict[object, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
-            by_mesh.setdefault(mesh, []).append(parameter)
-    if len(by_mesh) == 1:
-        (only,) = by_mesh.values()
-        return torch.nn.utils.clip_grad_norm_(only, largest)
-    if not by_mesh:
-        return torch.zeros(())
-    norms = [_norm_of([parameter.grad for parameter in group]) for group in by_mesh.values()]
-    total = torch.linalg.vector_norm(torch.stack(norms))
-    for group in by_mesh.values():
-        torch.nn.utils.clip_grads_with_norm_(group, largest, total)
-    return total
-
-
-def _norm_of(gradients: list[Tensor | None]) -> Tensor:
-    norm: Any = torch.nn.utils.get_total_norm([each for each in gradients if each is not None])
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-
-def offload_if_asked(units: Sequence[nn.Module], config: Config) -> None:
-    """Let `units`, not yet wrapped, last first, offload what they save for backward where `config` asks."""
-    asked = config.settings.activation_offload
-    if not asked:
-        return
-    from fsdpbench.impl import offload_activations
-
-    each = [word == "true" for word in spread(asked)] if isinstance(asked, str) else [True] * len(units)
-    offload_activations(unit for unit, moved in zip(reversed(units), each, strict=True) if moved)
-
-
 def refuse_offload(config: Config) -> dict[str, str]:
     """Refuse to offload activations under `config`: setting -> reason."""
     settings = config.settings
@@ -363,3 +304,16 @@ def refuse_offload(config: Config) -> dict[str, str]:
         if getattr(settings, other) > 1:
             return {name: f"tensors that {other} saves are parts of others: leave {other} at 1"}
     return {}
+
+
+def refuse_optimizer(config: Config) -> dict[str, str]:
+    """Refuse optimizers that the rest of `config` excludes: setting -> reason."""
+    settings, refused = config.settings, {}
+    if settings.optimizer_dtype is not None and settings.optimizer not in ("adamw", "muon"):
+        refused["optimizer_dtype"] = f"it is AdamW's (optimizer=adamw or muon), not {settings.optimizer}'s"
+    if settings.cpu_offload and config.device == "sim":
+        if settings.optimizer_dtype is not None:
+            refused["optimizer_dtype"] = "on the host (cpu_offload) only torch's own AdamW is priced"
+        if settings.optimizer == "muon":
+            refused["optimizer"] = "on the host (cpu_offload) only AdamW and SGD are priced, not Muon"
+    return refused

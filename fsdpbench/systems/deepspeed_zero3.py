@@ -10,13 +10,14 @@ The engine owns backward and the optimizer step:
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.systems.base import BuildContext, System, absent_from, refuse_under
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 _BY_BYTES = "ZeRO-3 gathers by parameter and prefetches by size, in both passes; there are no FSDP units"
 _NEVER = 10**9

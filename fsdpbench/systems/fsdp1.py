@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
-from typing import Any
-from weakref import WeakValueDictionary
-
-import torch
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from typing import TYPE_CHECKING, Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.settings.values import is_mixed
 from fsdpbench.systems import base
-from fsdpbench.systems.narrow import TORCH_DTYPES, software_of
-from fsdpbench.systems.wrapping import select_units
+from fsdpbench.systems.narrow import software_of
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class _FlatParameterSystem(base.System):
@@ -32,10 +28,14 @@ class _FlatParameterSystem(base.System):
         """Return the constructor arguments beyond those that both have."""
 
     def wrap(self, context: base.BuildContext) -> nn.Module:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from fsdpbench.systems import training, wrapping
+
         config, settings, fsdp = context.config, context.config.settings, self._module()
         model = context.build_model()
-        units = select_units(model, context.workload, settings.wrap)
-        base.offload_if_asked(units, config)
+        units = wrapping.select_units(model, context.workload, settings.wrap)
+        training.offload_if_asked(units, config)
         # Arguments of single units, by their modules; True: none of its own.
         special: dict[nn.Module, Any] = dict.fromkeys(units, True)
         if settings.keep_last_unsharded:
@@ -59,10 +59,10 @@ class _FlatParameterSystem(base.System):
                 mesh_dim_names=("replicate", "shard"),
             )
         if context.deferred:
-            arguments["param_init_fn"] = _materialiser(context.device)
+            arguments["param_init_fn"] = wrapping.materialiser(context.device)
         arguments |= self._extras(config)
         wrapped = fsdp.FullyShardedDataParallel(model, **arguments)
-        base.compile_as_asked(wrapped, units, settings)
+        training.compile_as_asked(wrapped, units, settings)
         return wrapped
 
     def microbatch(self, model: Any, *, sync: bool) -> AbstractContextManager[object]:
@@ -151,84 +151,14 @@ class TorchFsdp1(_FlatParameterSystem):
 
 
 def _mixed_precision(fsdp: Any, config: Config) -> Any:
+    from fsdpbench.workloads.layers import DTYPES
+
     settings = config.settings
-    buffer = TORCH_DTYPES.get(settings.buffer_dtype or "")
+    buffer = DTYPES.get(settings.buffer_dtype or "")
     if settings.param_dtype == "fp32" and settings.reduce_dtype in ("fp32", None) and buffer is None:
         return None
     return fsdp.MixedPrecision(
-        param_dtype=TORCH_DTYPES[settings.param_dtype],
-        reduce_dtype=TORCH_DTYPES[settings.reduce_dtype or settings.param_dtype],
+        param_dtype=DTYPES[settings.param_dtype],
+        reduce_dtype=DTYPES[settings.reduce_dtype or settings.param_dtype],
         buffer_dtype=buffer,
     )
-
-
-def _materialiser(device: torch.device) -> Callable[[nn.Module], None]:
-    """Return a function that gives a module its own parameters on `device`; shared ones stay shared."""
-    # Weakly: once a unit is flattened, nothing may hold its whole parameters.
-    made: WeakValueDictionary[nn.Parameter, nn.Parameter] = WeakValueDictionary()
-
-    def materialise_own(module: nn.Module) -> None:
-        deferred = dict(module.named_parameters(recurse=False))
-        to_empty(module, device, recurse=False)
-        for name, parameter in deferred.items():
-            shared = made.setdefault(parameter, module.get_parameter(name))
-            module.register_parameter(name, shared)
-        if device.type != "sim":
-            init_module(module)
-
-    return materialise_own
-
-
-_PLAIN = (torch.Tensor, nn.Parameter)
-
-
-def materialise(model: nn.Module, device: torch.device) -> None:
-    """Give a sharded meta-device model its memory and its initial weights (a simulated tensor holds none).
-
-    A parameter that several modules share stays one.
-    """
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            places.setdefault(id(parameter), []).append((module, name))
-    to_empty(model, device)
-    for (first, own), *others in places.values():
-        for module, name in others:
-            module.register_parameter(name, first.get_parameter(own))
-    if device.type == "sim":
-        return
-    for module in model.modules():
-        init_module(module)
-
-
-@torch.no_grad()
-def init_module(module: nn.Module) -> None:
-    """Run a module's own `reset_parameters`, as torch's layers and the workloads define it."""
-    reset = getattr(module, "reset_parameters", None)
-    if callable(reset):
-        reset()
-
-
-def to_empty(module: nn.Module, device: torch.device, *, recurse: bool = True) -> None:
-    """Call `module.to_empty`: give new memory on `device` to all tensors of the module.
-
-    For a tensor of the meta device torch goes through rules in Python that cost more than all else of a
-    simulated parameter; these are not asked where the answer is plain.
-    """
-    if device.type != "sim":
-        module.to_empty(device=device, recurse=recurse)
-        return
-    module._apply(lambda tensor: _empty_like(tensor, device), recurse=recurse)
-
-
-def _empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return `torch.empty_like(tensor, device=device)`, without torch's rules for plain tensors."""
-    from torch.distributed.tensor import DTensor
-
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    if type(local) not in _PLAIN or not local.is_contiguous():
-        return torch.empty_like(tensor, device=device)
-    empty = torch.empty(local.shape, dtype=local.dtype, device=device)
-    if local is tensor:
-        return empty
-    return DTensor.__new__(DTensor, empty, tensor._spec, requires_grad=False)  # type: ignore[attr-defined]

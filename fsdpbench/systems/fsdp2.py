@@ -6,23 +6,21 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import nn
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.systems.base import BuildContext, System, compile_as_asked, offload_if_asked, refuse_common
-from fsdpbench.systems.fsdp1 import materialise
-from fsdpbench.systems.narrow import TORCH_DTYPES, gather_as_asked, refuse_narrow_gathers, scale_after_steps
+from fsdpbench.systems.base import BuildContext, System, refuse_common
+from fsdpbench.systems.narrow import refuse_narrow_gathers
 from fsdpbench.systems.parallel.refusals import refuse_parallel
-from fsdpbench.systems.wrapping import select_units
-from fsdpbench.workloads.library_model import LIBRARY
+from fsdpbench.workloads.library import LIBRARY
 
-if TYPE_CHECKING:  # their import takes half a second, which commands that plan do without
+if TYPE_CHECKING:  # torch's import takes most of a second, which commands that plan do without
+    import torch
+    from torch import nn
     from torch.distributed.tensor import Shard
 
     from fsdpbench.systems.parallel.experts import Meshes
@@ -48,16 +46,19 @@ class _FullyShardSystem(System):
         """Return the arguments of `fully_shard` beyond those that both have."""
 
     def wrap(self, context: BuildContext) -> nn.Module:
+        import torch
+
+        from fsdpbench.systems import training, wrapping
         from fsdpbench.systems.parallel.experts import make_meshes, placement_of_experts
         from fsdpbench.systems.parallel.tensor import parallelise
 
         config, settings = context.config, context.config.settings
         model = context.build_model()
-        gather_as_asked(model, settings)
+        training.gather_as_asked(model, settings)
         meshes = make_meshes(Degrees.of(config), context.shard_size, context.device.type)
         parallelise(model, context.workload, meshes)
-        units = select_units(model, context.workload, settings.wrap)
-        offload_if_asked(units, config)
+        units = wrapping.select_units(model, context.workload, settings.wrap)
+        training.offload_if_asked(units, config)
         fsdp = self._module()
         arguments = {
             "mesh": meshes.data,
@@ -83,11 +84,13 @@ class _FullyShardSystem(System):
         if meshes.context is not None:
             setattr(model, _CONTEXT_MESH, meshes.context)
         if context.deferred:
-            materialise(model, torch.device("cpu") if settings.cpu_offload else context.device)
-        compile_as_asked(model, units, settings)
+            wrapping.materialise(model, torch.device("cpu") if settings.cpu_offload else context.device)
+        training.compile_as_asked(model, units, settings)
         return model
 
     def make_optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
+        from fsdpbench.systems.training import scale_after_steps
+
         optimizer = super().make_optimizer(model, config)
         scale_after_steps(model, optimizer, config.settings)
         return optimizer
@@ -202,7 +205,7 @@ class TorchFsdp2(_FullyShardSystem):
         if config.settings.ep > 1 and not _has_meshes_of_parameters():
             refused.setdefault(
                 "ep",
-                f"fully_shard of torch {torch.__version__} has one mesh for all parameters of a unit "
+                f"fully_shard of torch {version('torch')} has one mesh for all parameters of a unit "
                 "(2.12 is the first with several): install a later one, or use impl-fsdp2",
             )
         if config.settings.backward_prefetch != "pre":
@@ -287,8 +290,12 @@ def _prefetch_by_unit(units: Sequence[Any], config: Config) -> None:
 
 
 def _mixed_precision(config: Config) -> tuple[torch.dtype | None, torch.dtype | None]:
-    param = TORCH_DTYPES[config.settings.param_dtype]
-    reduce = TORCH_DTYPES[config.settings.reduce_dtype or config.settings.param_dtype]
+    import torch
+
+    from fsdpbench.workloads.layers import DTYPES
+
+    param = DTYPES[config.settings.param_dtype]
+    reduce = DTYPES[config.settings.reduce_dtype or config.settings.param_dtype]
     return (None if param is torch.float32 else param), (None if reduce is param else reduce)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from typing import TYPE_CHECKING
 
 from fsdpbench.base.configuration.config import Config, shard_size_of
 from fsdpbench.base.settings import Settings
 from fsdpbench.systems.base import BuildContext, System, absent_from, refuse_under
-from fsdpbench.systems.narrow import TORCH_DTYPES
-from fsdpbench.systems.wrapping import select_units
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 _BY_SIZE = "Megatron-FSDP prefetches by size, two units' worth of elements"
 _STRATEGIES = {
@@ -49,9 +49,12 @@ class MegatronFsdp(System):
         self.require()
         from megatron_fsdp import MixedPrecisionPolicy, fully_shard_model
 
+        from fsdpbench.systems.wrapping import select_units
+        from fsdpbench.workloads.layers import DTYPES
+
         config = context.config
         # Compute happens in the dtype of the model; the fp32 weights are those of the optimizer.
-        model = context.build_model().to(TORCH_DTYPES[config.settings.param_dtype])
+        model = context.build_model().to(DTYPES[config.settings.param_dtype])
         units = select_units(model, context.workload, config.settings.wrap)
         wrapped: nn.Module = fully_shard_model(
             module=model,
@@ -87,13 +90,19 @@ def megatron_arguments(config: Config) -> dict[str, str | bool | None]:
 def megatron_precision(settings: Settings) -> dict[str, torch.dtype]:
     """Return the dtypes that Megatron-FSDP asks for. Gradients are accumulated in fp32, as FSDP's sharded
     ones are, and reduced in `reduce_dtype`."""
-    reduced = TORCH_DTYPES[settings.reduce_dtype or settings.param_dtype]
+    import torch
+
+    from fsdpbench.workloads.layers import DTYPES
+
+    reduced = DTYPES[settings.reduce_dtype or settings.param_dtype]
     both = dict.fromkeys(("main_params_dtype", "main_grads_dtype"), torch.float32)
     return {**both, "grad_comm_dtype": reduced}
 
 
 def _mesh(context: BuildContext) -> dict[str, object]:
     """Return the device mesh, and for hybrid sharding also Megatron-FSDP's group of all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
     config = context.config
     if "HYBRID" not in config.settings.strategy:
         return {"device_mesh": init_device_mesh("cuda", (config.gpus,), mesh_dim_names=("shard",))}

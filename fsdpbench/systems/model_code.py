@@ -11,27 +11,21 @@ are the flash operator at their own rates.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from torch import nn
-from torch.nn import attention
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import BenchError
 from fsdpbench.base.settings import Settings, Value
 from fsdpbench.base.settings.values import is_mixed, spread
-from fsdpbench.base.torch_internals import compiler_config
 from fsdpbench.sim.model.profile import ProfileError, load_profile
 from fsdpbench.workloads import Workload
-from fsdpbench.workloads.library_model import LIBRARY
-from fsdpbench.workloads.losses import LINEAR_LOSSES, ComputesTokenLoss, use_linear_loss
+from fsdpbench.workloads.library import LIBRARY
 
 _FIELDS = {"norm": "norms", "rotary": "rotary"}
 """Settings whose values are those of a field of the shape."""
 _IN_FP32 = {"fp32": True, "lean": False}
-_OTHERS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
+_LINEAR_LOSSES = ("chunked", "fused")
+"""Values of `loss` that compute the lm head inside of it."""
+_IN_ANY_DTYPE = ("efficient", "math")
+"""Kernels of attention that compute in fp32 too."""
 _FA3_PACKAGE = "flash_attn_interface"
 
 
@@ -68,7 +62,7 @@ def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
             refused[name] = f"the {workload.family} models here have one way to write it"
     if "loss" in asked and not has_token_loss(workload):
         refused["loss"] = f"{workload.name} has no loss of tokens"
-    if settings.loss in LINEAR_LOSSES and "loss" not in refused:
+    if settings.loss in _LINEAR_LOSSES and "loss" not in refused:
         refused |= _refuse_linear_loss(workload, settings)
     if settings.checkpoint_first is not None and settings.activation_checkpointing == "none":
         refused["checkpoint_first"] = "it belongs to activation_checkpointing, which is off (`none`)"
@@ -114,16 +108,6 @@ def _refuse_linear_loss(workload: Workload, settings: Settings) -> dict[str, str
     return refused
 
 
-def write_loss_as_asked(model: nn.Module, settings: Settings) -> None:
-    """Have `model` compute lm head and loss together where the settings say so. Raises `BenchError`."""
-    if settings.loss not in LINEAR_LOSSES:
-        return
-    inner = next((module for module in model.modules() if isinstance(module, ComputesTokenLoss)), None)
-    if inner is None:
-        raise BenchError(f"loss={settings.loss}: this model's loss is not `token_loss`; leave loss out")
-    use_linear_loss(inner, settings.loss)
-
-
 def slides(workload: Workload) -> bool:
     """Return whether layers have a sliding window, which is a mask."""
     return bool("S" in str(workload.shape.get("layer_pattern")) and workload.shape.get("window"))
@@ -142,9 +126,9 @@ def refuse_attention(config: Config, workload: Workload) -> dict[str, str]:
         why = f"{kernel} is a kernel of GPUs: CPU ranks have auto and math"
     elif kernel == "flex" and device == "cuda":
         why = "the models here call scaled_dot_product_attention: on real GPUs a script calls flex_attention"
-    elif kernel not in _OTHERS and config.settings.param_dtype == "fp32":
+    elif kernel not in _IN_ANY_DTYPE and config.settings.param_dtype == "fp32":
         why = f"{kernel} computes in 16 bits: take efficient or math, or param_dtype=bf16"
-    elif kernel not in _OTHERS and (workload.family == "t5" or slides(workload)):
+    elif kernel not in _IN_ANY_DTYPE and (workload.family == "t5" or slides(workload)):
         why = f"{workload.name} has a mask, which {kernel} is not given: take efficient or math"
     elif kernel in ("flash3", "flex") and (shape.get("attention_dropout") or shape.get("dropout")):
         why = f"{kernel} drops nothing: set the shape's dropout of attention to 0"
@@ -156,18 +140,3 @@ def refuse_attention(config: Config, workload: Workload) -> dict[str, str]:
         except ProfileError as error:
             why = str(error)
     return {"attention": why} if why else {}
-
-
-@contextmanager
-def attention_as_asked(config: Config) -> Iterator[None]:
-    """Have `scaled_dot_product_attention` run the kernel that the configuration names, and no other."""
-    kernel, real = config.settings.attention, config.device != "sim"
-    if kernel == "auto":
-        yield
-    else:
-        if kernel == "flash3" and real:
-            attention.activate_flash_attention_impl("FA3")
-        flash = SDPBackend.CUDNN_ATTENTION if kernel == "cudnn" and real else SDPBackend.FLASH_ATTENTION
-        # Caches of compiled graphs on disk do not know of it.
-        with compiler_config.patch(cache_key_tag=kernel), sdpa_kernel(_OTHERS.get(kernel, flash)):
-            yield

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.systems.base import BuildContext, System, refuse_lora
-from fsdpbench.systems.narrow import TORCH_DTYPES, refuse_narrow
-from fsdpbench.systems.optimizers import refuse_optimizer
+from fsdpbench.systems.base import BuildContext, System, refuse_lora, refuse_optimizer
+from fsdpbench.systems.narrow import refuse_narrow
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 _WITHOUT_UNITS = (
     "wrap", "reshard_after_forward", "backward_prefetch", "backward_prefetch_depth", "forward_prefetch",
@@ -40,7 +40,11 @@ class _UnshardedSystem(System):
         return refuse_lora(config) | refuse_narrow(config) | refuse_optimizer(config)
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
-        dtype = TORCH_DTYPES[config.settings.param_dtype]
+        import torch
+
+        from fsdpbench.workloads.layers import DTYPES
+
+        dtype = DTYPES[config.settings.param_dtype]
         return nullcontext() if dtype is torch.float32 else torch.autocast(device.type, dtype=dtype)
 
     def _plain(self, context: BuildContext) -> nn.Module:
@@ -57,6 +61,8 @@ class TorchDdp(_UnshardedSystem):
     summary = "PyTorch's DistributedDataParallel"
 
     def wrap(self, context: BuildContext) -> nn.Module:
+        from torch import nn
+
         return nn.parallel.DistributedDataParallel(self._plain(context), gradient_as_bucket_view=True)
 
     def microbatch(self, model: Any, *, sync: bool) -> AbstractContextManager[object]:

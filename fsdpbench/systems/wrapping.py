@@ -9,14 +9,16 @@ A+B        modules of the classes named A, B, modules of these names (`lm_head`)
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings.values import is_mixed, unit_sizes
-from fsdpbench.workloads import BlockGroup, Workload, group_blocks
+from fsdpbench.workloads import Workload
+from fsdpbench.workloads.blocks import BlockGroup, group_blocks
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
@@ -46,8 +48,6 @@ def _of_classes(model: nn.Module, classes: tuple[type[nn.Module], ...]) -> list[
 
 def check_names(workload: Workload, wrap: str) -> None:
     """Refuse a `wrap` of classes or modules that the model lacks, before anything runs: `UsageError`."""
-    if wrap in ("root", "block") or wrap.startswith(("every-", "size:")):
-        return
     _require(wrap.split("+"), *_names_in(workload))
 
 
@@ -114,3 +114,75 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
 
 def _inner_first(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return list(reversed(list(modules)))
+
+
+def materialiser(device: torch.device) -> Callable[[nn.Module], None]:
+    """Return a function that gives a module its own parameters on `device`; shared ones stay shared."""
+    # Weakly: once a unit is flattened, nothing may hold its whole parameters.
+    made: WeakValueDictionary[nn.Parameter, nn.Parameter] = WeakValueDictionary()
+
+    def materialise_own(module: nn.Module) -> None:
+        deferred = dict(module.named_parameters(recurse=False))
+        to_empty(module, device, recurse=False)
+        for name, parameter in deferred.items():
+            shared = made.setdefault(parameter, module.get_parameter(name))
+            module.register_parameter(name, shared)
+        if device.type != "sim":
+            init_module(module)
+
+    return materialise_own
+
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+
+
+def materialise(model: nn.Module, device: torch.device) -> None:
+    """Give a sharded meta-device model its memory and its initial weights (a simulated tensor holds none).
+
+    A parameter that several modules share stays one.
+    """
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            places.setdefault(id(parameter), []).append((module, name))
+    to_empty(model, device)
+    for (first, own), *others in places.values():
+        for module, name in others:
+            module.register_parameter(name, first.get_parameter(own))
+    if device.type == "sim":
+        return
+    for module in model.modules():
+        init_module(module)
+
+
+@torch.no_grad()
+def init_module(module: nn.Module) -> None:
+    """Run a module's own `reset_parameters`, as torch's layers and the workloads define it."""
+    reset = getattr(module, "reset_parameters", None)
+    if callable(reset):
+        reset()
+
+
+def to_empty(module: nn.Module, device: torch.device, *, recurse: bool = True) -> None:
+    """Call `module.to_empty`: give new memory on `device` to all tensors of the module.
+
+    For a tensor of the meta device torch goes through rules in Python that cost more than all else of a
+    simulated parameter; these are not asked where the answer is plain.
+    """
+    if device.type != "sim":
+        module.to_empty(device=device, recurse=recurse)
+        return
+    module._apply(lambda tensor: _empty_like(tensor, device), recurse=recurse)
+
+
+def _empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return `torch.empty_like(tensor, device=device)`, without torch's rules for plain tensors."""
+    from torch.distributed.tensor import DTensor
+
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    if type(local) not in _PLAIN or not local.is_contiguous():
+        return torch.empty_like(tensor, device=device)
+    empty = torch.empty(local.shape, dtype=local.dtype, device=device)
+    if local is tensor:
+        return empty
+    return DTensor.__new__(DTensor, empty, tensor._spec, requires_grad=False)  # type: ignore[attr-defined]

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fsdpbench.workloads import BlockGroup, WorkloadError, get_workload, group_blocks
+from fsdpbench.workloads import WorkloadError, get_workload
+from fsdpbench.workloads.blocks import BlockGroup, group_blocks
 
 SHAPE = {"layers": 5, "d_model": 32, "heads": 4, "vocab": 64, "max_seq": 16}
 

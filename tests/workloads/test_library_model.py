@@ -11,7 +11,7 @@ import torch
 
 from fsdpbench.workloads import ShapeError, WorkloadError, get_workload
 from fsdpbench.workloads.hf_config import translate
-from fsdpbench.workloads.library_model import LIBRARY, LibraryShape, LibraryWorkload, packed
+from fsdpbench.workloads.library import LIBRARY, LibraryShape, LibraryWorkload, packed
 
 transformers: Any = pytest.importorskip("transformers")
 

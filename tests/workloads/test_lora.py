@@ -6,7 +6,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fsdpbench.workloads import WorkloadError, get_workload
-from fsdpbench.workloads.adapters.lora import Lora, LoraWorkload, dequantise
+from fsdpbench.workloads.lora import Lora, LoraWorkload
+from fsdpbench.workloads.lora_layers import dequantise
 
 PHI = {
     "layers": 3, "d_model": 64, "d_ff": 96, "heads": 4, "kv_heads": 4, "vocab": 128, "norm": "layer",

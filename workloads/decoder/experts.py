@@ -20,42 +20,18 @@ have their expert, and the results come back.
 from __future__ import annotations
 
 import itertools
-import math
-import random
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads.decoder.shape import DecoderShape
+from fsdpbench.workloads.decoder.workload import capacity_of, expert_loads
 from fsdpbench.workloads.layers import WEIGHT_STD, Projection, held
 
 _ALPHA, _LIMIT = 1.702, 7.0
 """GPT-OSS's gate: x sigmoid(1.702 x), of values up to 7."""
-
-
-def expert_loads(shape: DecoderShape, tokens: int, layer: int) -> list[int]:
-    """Return the rows of each expert: in all tokens x experts_per_token, of one at most `tokens`.
-
-    Skewed: shares that fall as rank^-router_skew, over experts in an order drawn by seed and layer.
-    """
-    rows, experts = tokens * shape.experts_per_token, shape.experts
-    if shape.router_load == "balanced":
-        return [rows // experts + (index < rows % experts) for index in range(experts)]
-    shares = [(rank + 1.0) ** -shape.router_skew for rank in range(experts)]
-    by_rank, left, weight = [], rows, sum(shares)
-    for rank, share in enumerate(shares):
-        others = experts - rank - 1
-        count = min(tokens, max(round(left * share / weight), left - others * tokens))
-        by_rank.append(count)
-        left, weight = left - count, weight - share
-    order = list(range(experts))
-    random.Random(f"{shape.router_seed}-{layer}").shuffle(order)
-    loads = [0] * experts
-    for rank, expert in enumerate(order):
-        loads[expert] = by_rank[rank]
-    return loads
 
 
 class Exchange(Protocol):
@@ -243,34 +219,6 @@ class DecoderFeedForward(nn.Module):
         else:
             hidden = activate(self.activation, self.up(x))
         return F.dropout(self.down(hidden), self.dropout, self.training)
-
-
-def capacity_of(shape: DecoderShape, tokens: int) -> int:
-    """Return the rows of an expert's buffer: `capacity` times the balanced share, at most `tokens`."""
-    share = shape.capacity * tokens * shape.experts_per_token / shape.experts
-    return min(tokens, math.ceil(share))
-
-
-class BufferRows(NamedTuple):
-    """Rows sent to experts, dropped ones among them, and empty places that are computed."""
-
-    sent: int
-    dropped: int
-    empty: int
-
-
-def buffer_rows_of(loads: list[int], capacity: int) -> BufferRows:
-    """Count the rows of one forward of a layer: sent, dropped, and empty places."""
-    sent, dropped = sum(loads), sum(max(0, load - capacity) for load in loads)
-    return BufferRows(sent, dropped, capacity * len(loads) - (sent - dropped))
-
-
-@runtime_checkable
-class HasBuffers(Protocol):
-    """A workload whose experts may have buffers of a capacity."""
-
-    def buffer_rows(self, tokens: int) -> BufferRows | None:
-        """Count the rows of one forward over `tokens`, all layers together; None without a capacity."""
 
 
 class Buffers:

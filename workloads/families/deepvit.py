@@ -1,4 +1,4 @@
-"""DeepViT: a vision transformer whose attention maps are mixed across heads (Zhou et al. 2021, 2103.11886).
+"""The modules of DeepViT (`vision_workloads.py`).
 
     image -> patches -> tokens, behind a class token (+ positions) -> blocks.0 ... N-1 -> norm -> head
 
@@ -6,60 +6,22 @@
 
 `mix` is a learned heads x heads matrix, `norm` a layer norm across heads. Between softmax and mixture they
 need the weights in memory, so no fused attention kernel serves; torch's matrix products and softmax do.
-
-FLOPs: a token costs 6 for each weight of a matrix product, 12 x layers x d_model x tokens for attention, and
-6 x layers x heads^2 x tokens for mixing; the patches' input needs no gradient.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.base import BlockFlops, ForwardFlops, VisionWorkload
-from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.inputs import CHANNELS
+from fsdpbench.workloads.blocks import CheckpointedBlock
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.families.vision_workloads import DeepViTShape
 from fsdpbench.workloads.layers import WEIGHT_STD, Projection
 from fsdpbench.workloads.losses import class_loss
-from fsdpbench.workloads.shape import check_divides, check_positive
-
-
-@dataclass(frozen=True)
-class DeepViTShape:
-    """The shape of a DeepViT.
-
-    Fields: `patch`: pixels along a patch's side; `image`: along the image's; `expansion`: feed-forward width
-    / d_model; `classes`.
-
-    Raises:
-        ShapeError: a number is below 1, heads do not divide d_model, or patches the image.
-    """
-
-    layers: int
-    d_model: int
-    heads: int
-    expansion: int = 4
-    patch: int = 16
-    image: int = 224
-    classes: int = 1000
-
-    def __post_init__(self) -> None:
-        check_positive(self, "layers", "d_model", "heads", "expansion", "patch", "image", "classes")
-        check_divides(self, "heads", "d_model")
-        check_divides(self, "patch", "image")
-
-    @property
-    def patches(self) -> int:
-        return (self.image // self.patch) ** 2
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of an image: its patches and the class token."""
-        return self.patches + 1
+from fsdpbench.workloads.shape import CHANNELS
 
 
 class ReAttention(nn.Module):
@@ -148,33 +110,3 @@ class DeepViT(nn.Module):
             x = block(x)
         logits: Tensor = self.head(self.final_norm(x[:, 0]))
         return logits if labels is None else class_loss(logits, labels)
-
-
-class DeepViTWorkload(VisionWorkload[DeepViTShape]):
-    """A DeepViT of one shape, with images as data."""
-
-    family = "deepvit"
-    shape_type = DeepViTShape
-    module_type = DeepViT
-    block_classes = (DeepViTBlock,)
-
-    @property
-    def parameters(self) -> int:
-        s = self.spec
-        biases = (1 + s.expansion + 1) * s.d_model
-        mixing = s.heads**2 + 2 * s.heads
-        block = (4 + 2 * s.expansion) * s.d_model**2 + biases + mixing + 4 * s.d_model
-        tokens = (CHANNELS * s.patch**2 + 1 + 1 + s.tokens) * s.d_model
-        return s.layers * block + tokens + 2 * s.d_model + (s.d_model + 1) * s.classes
-
-    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        # 2 a token and weight, attention in full. The patch embedding's input needs no gradient.
-        self.resolve_seq(seq)
-        s = self.spec
-        tokens = batch * s.tokens
-        mixing = 2 * tokens * s.heads**2 * s.tokens
-        qkv, projection, up, down = (2 * tokens * s.d_model**2 * w for w in (3, 1, s.expansion, s.expansion))
-        block = BlockFlops((qkv, mixing, projection, up, down), attention=4 * tokens * s.d_model * s.tokens)
-        embedding = 2 * batch * s.patches * CHANNELS * s.patch**2 * s.d_model
-        head = 2 * batch * s.d_model * s.classes
-        return ForwardFlops([[block] * s.layers], rest=embedding + head, first=embedding)

@@ -1,4 +1,4 @@
-"""DHEN: a recommendation model of stacked interactions of feature embeddings (Zhang et al. 2022, 2203.11014).
+"""The modules of DHEN (`dhen_workload.py`), and its sparse tables.
 
     ids ---> sparse tables (not under FSDP) --> mix to tokens -+
                                                                +-> blocks.0 ... blocks.N-1 -> head -> logit
@@ -9,17 +9,12 @@
 A block is an ensemble of interactions of different kinds, summed, with a shortcut: self-attention, a linear
 mixture of tokens, and a cross (deep and cross network v2, Wang et al. 2021), whose square matrix over all
 tokens holds nearly all of the dense parameters.
-
-FLOPs: 6 a sample for each weight of a product that works on whole samples, 6 for each token and weight of one
-that works on tokens, 12 x tokens^2 x width for attention. The numbers' first layer needs no gradient of its
-input. Look-ups are not FLOPs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,52 +22,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.base import BlockFlops, ForwardFlops, SampleWorkload, Shaped
-from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.inputs import Batch, Feed, click_batches
-from fsdpbench.workloads.layers import Projection
-from fsdpbench.workloads.shape import ShapeError, check_divides, check_positive, check_word
+from fsdpbench.workloads.blocks import CheckpointedBlock
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.families.dhen_workload import DHENShape
+from fsdpbench.workloads.layers import DTYPES, Projection
 
 SPARSE_LEARNING_RATE = 0.02
-STATE_BYTES = 4
-"""Bytes of the sparse optimizer's state a row."""
 _EPSILON = 1e-10
-TABLE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True)
-class DHENShape:
-    """The shape of a DHEN.
-
-    Fields: `tokens` that blocks work on, each `width` wide; `heads` of attention; `features`: categories of a
-    sample, a sparse table of `rows` each; `numbers` of a sample; `hidden`: width of the head's hidden layer;
-    `table_dtype`: of the sparse tables.
-
-    Raises:
-        ShapeError: a number is too small, heads do not divide the width, or `table_dtype` is unknown.
-    """
-
-    layers: int
-    tokens: int
-    width: int
-    heads: int
-    features: int = 26
-    rows: int = 1000
-    numbers: int = 13
-    hidden: int = 512
-    table_dtype: str = "fp32"
-
-    def __post_init__(self) -> None:
-        check_positive(self, "layers", "tokens", "width", "heads", "features", "rows", "numbers", "hidden")
-        check_divides(self, "heads", "width")
-        if self.tokens < 2:
-            raise ShapeError("shape field tokens is 1: one is of the numbers, at least one of the features")
-        check_word(self, "table_dtype", TABLE_DTYPES)
-
-    @property
-    def flat(self) -> int:
-        """Return the width of all tokens together."""
-        return self.tokens * self.width
 
 
 class TokenAttention(nn.Module):
@@ -120,7 +76,7 @@ class DHEN(nn.Module):
     def __init__(self, shape: DHENShape, checkpointing: ActivationCheckpointing) -> None:
         super().__init__()
         width = shape.width
-        self.sparse = SparseTables(shape.features, shape.rows, width, TABLE_DTYPES[shape.table_dtype])
+        self.sparse = SparseTables(shape.features, shape.rows, width, DTYPES[shape.table_dtype])
         self.feature_mix = Projection(shape.features, shape.tokens - 1, bias=False, std=shape.features**-0.5)
         self.numbers_in = Projection(shape.numbers, 4 * width, bias=True, std=shape.numbers**-0.5)
         self.numbers_out = Projection(4 * width, width, bias=True, std=(4 * width) ** -0.5)
@@ -139,50 +95,6 @@ class DHEN(nn.Module):
         if labels is None:
             return logits
         return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
-
-
-class DHENWorkload(Shaped[DHENShape], SampleWorkload):
-    """A DHEN of one shape, with clicks as data; `parameters` are the dense ones, which FSDP shards."""
-
-    family = "dhen"
-    shape_type = DHENShape
-    module_type = DHEN
-    block_classes = (DHENBlock,)
-
-    @property
-    def parameters(self) -> int:
-        s, w = self.spec, self.spec.width
-        attention = 4 * w * w + 4 * w
-        block = attention + s.tokens * (s.tokens + 1) + s.flat * (s.flat + 1) + 2 * w
-        numbers = 4 * w * (s.numbers + 1) + w * (4 * w + 1)
-        head = s.hidden * (s.flat + 1) + s.hidden + 1
-        return s.layers * block + s.features * (s.tokens - 1) + numbers + head
-
-    @property
-    def training_state_bytes(self) -> int:
-        s = self.spec
-        row_bytes = TABLE_DTYPES[s.table_dtype].itemsize * s.width + STATE_BYTES
-        return super().training_state_bytes + row_bytes * s.features * s.rows
-
-    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
-        self.resolve_seq(seq)
-        s = self.spec
-        return click_batches(feed, numbers=s.numbers, features=s.features, rows=s.rows)
-
-    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        # 2 a weight and position, attention in full. The numbers' first layer needs no input gradient.
-        self.resolve_seq(seq)
-        s, w = self.spec, self.spec.width
-        numbers_in = 2 * s.numbers * 4 * w
-        ends = 2 * (s.features * (s.tokens - 1) * w + 4 * w * w + s.hidden * (s.flat + 1))
-        products = (s.tokens**2 * w, s.flat**2, s.tokens * 3 * w * w, s.tokens * w * w)
-        block = BlockFlops(
-            tuple(2 * batch * product for product in products),
-            attention=4 * batch * s.tokens**2 * w,
-            ends_needed=True,
-        )
-        rest = batch * (ends + numbers_in)
-        return ForwardFlops([[block] * s.layers], rest, first=batch * numbers_in)
 
 
 class SparseTables:

@@ -1,70 +1,25 @@
-"""GPT: a decoder-only transformer in the manner of GPT-2 and GPT-3, pre-norm, GELU, fused QKV.
+"""The modules of GPT (`gpt_workload.py`).
 
-    tokens -> token embedding (+ position embedding) -> blocks.0 ... blocks.N-1 -> norm -> lm head -> logits
-                                                         |
-                 x + proj(attention(qkv(norm(x))))  then  x + down(gelu(up(norm(x))))
-
-FLOPs follow PaLM (Chowdhery et al. 2022, appendix B): a token costs 6 for each weight of a matrix product and
-12 x layers x d_model x seq for attention, counted in full although it is causal. The lm head is a matrix
-product and counts, the embedding lookup is not one and does not.
+tokens -> token embedding (+ position embedding) -> blocks.0 ... blocks.N-1 -> norm -> lm head -> logits
+                                                     |
+             x + proj(attention(qkv(norm(x))))  then  x + down(gelu(up(norm(x))))
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.base import BlockFlops, NextTokenWorkload
-from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from fsdpbench.workloads.blocks import CheckpointedBlock
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.families.gpt_workload import GPTShape
 from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection
 from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
 from fsdpbench.workloads.rotations import positions
-from fsdpbench.workloads.shape import WorkloadError, check_divides, check_positive, check_share, check_word
-from fsdpbench.workloads.tensor_plan import BlockPlan, Product, TensorPlan
-
-FAMILY = "gpt"
-POSITIONS = ("learned", "none")
-ATTENTIONS = ("fused", "explicit")
-
-
-@dataclass(frozen=True)
-class GPTShape:
-    """The shape of a GPT.
-
-    Fields: `vocab` entries; `tied`: the lm head shares the token embedding; `bias`: of linear layers and
-    norms (the lm head has none); `positions`: `learned` embeddings or `none`; `expansion`: feed-forward width
-    / d_model; `max_seq`: default sequence length, and the learned positions at it; `fp32_loss`: logits are
-    cast to fp32 before the loss, as most mixed precision training does (batch x seq x vocab x 4 B of
-    memory); `attention`: `fused` (one kernel), or `explicit` as minGPT and models before flash attention
-    write it, with the [seq, seq] weights in memory; `dropout`: of embeddings, attention, residuals.
-
-    Raises:
-        ShapeError: a number is out of range, heads do not divide d_model, or a word is unknown.
-    """
-
-    layers: int
-    d_model: int
-    heads: int
-    vocab: int = 50304
-    tied: bool = False
-    bias: bool = True
-    positions: str = "learned"
-    expansion: int = 4
-    max_seq: int = 2048
-    fp32_loss: bool = True
-    attention: str = "fused"
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_share(self, "dropout")
-        check_word(self, "attention", ATTENTIONS)
-        check_positive(self, "layers", "d_model", "heads", "vocab", "expansion", "max_seq")
-        check_divides(self, "heads", "d_model")
-        check_word(self, "positions", POSITIONS)
+from fsdpbench.workloads.shape import WorkloadError
 
 
 class GPTAttention(nn.Module):
@@ -182,55 +137,3 @@ class GPT(ComputesTokenLoss, nn.Module):
             x = block(x)
         # A software profile may replace `token_loss` of this module (tests/sim/software/test_undone.py).
         return self.logits_or_loss(self.final_norm(x), targets, self.fp32_loss, plain=token_loss)
-
-
-class GPTWorkload(NextTokenWorkload[GPTShape]):
-    """A GPT of one shape, with tokens as data."""
-
-    family = FAMILY
-    shape_type = GPTShape
-    block_classes = (GPTBlock,)
-
-    @property
-    def parameters(self) -> int:
-        return self.count_parameters(self.default_seq)
-
-    def count_parameters(self, seq: int) -> int:
-        """Return the parameters of the model built for `seq` tokens: learned positions grow with it."""
-        s = self.spec
-        norm = s.d_model * (2 if s.bias else 1)
-        biases = (3 + 1 + s.expansion + 1) * s.d_model if s.bias else 0
-        block = self.product_weights(0) + biases + 2 * norm
-        embeddings = s.vocab * s.d_model * (1 if s.tied else 2)
-        positions = seq * s.d_model if s.positions == "learned" else 0
-        return s.layers * block + norm + embeddings + positions
-
-    def products(self, layer: int) -> list[Product]:
-        width, wide = self.spec.d_model, self.spec.expansion * self.spec.d_model
-        sizes = {
-            "qkv": (width, 3 * width),
-            "proj": (width, width),
-            "up": (width, wide),
-            "down": (wide, width),
-        }
-        return [Product(name, *each) for name, each in sizes.items()]
-
-    def tensor_plan(self) -> TensorPlan:
-        s = self.spec
-        block = BlockPlan(
-            readers=("attention", "feed_forward"),
-            columns={"attention.qkv": (s.d_model,) * 3, "feed_forward.up": (s.expansion * s.d_model,)},
-            rows=("attention.proj", "feed_forward.down"),
-            norms=("attention_norm", "feed_forward_norm"),
-        )
-        embeddings = {"token_embedding": 1, **({"position_embedding": 0} if s.positions == "learned" else {})}
-        return TensorPlan(
-            (block,), embeddings, ("final_norm",), "lm_head", s.tied, {"heads": s.heads, "vocab": s.vocab}
-        )
-
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        checkpointing = ActivationCheckpointing.parse(activation_checkpointing)
-        return GPT(self.spec, self.resolve_seq(seq), checkpointing)
-
-    def block_flops(self, layer: int, tokens: int, seq: int) -> BlockFlops:
-        return replace(super().block_flops(layer, tokens, seq), ends_needed=self.spec.dropout > 0)

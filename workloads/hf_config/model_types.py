@@ -14,8 +14,8 @@ import msgspec
 
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.workloads.decoder.shape import FAMILY as DECODER
-from fsdpbench.workloads.families.gpt import FAMILY as GPT
-from fsdpbench.workloads.families.t5 import FAMILY as T5
+from fsdpbench.workloads.families.gpt_workload import FAMILY as GPT
+from fsdpbench.workloads.families.t5_workload import FAMILY as T5
 from fsdpbench.workloads.hf_config.keys import (
     ACTIVATIONS,
     Keys,
@@ -26,7 +26,7 @@ from fsdpbench.workloads.hf_config.keys import (
     rope_shape,
     shortest_period,
 )
-from fsdpbench.workloads.library_model import LIBRARY, has_field, values_of
+from fsdpbench.workloads.library import LIBRARY, has_field, values_of
 from fsdpbench.workloads.shape import NotBuiltError, ShapeError
 
 Values = dict[str, Any]

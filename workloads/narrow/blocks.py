@@ -30,11 +30,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
-from fsdpbench.workloads.base import Workload
-from fsdpbench.workloads.layers import ROUTERS, Projection, replace_projections
-from fsdpbench.workloads.narrow.eight_bits import MULTIPLE, EightBitLinear, rows_of
-from fsdpbench.workloads.shape import WorkloadError
-from fsdpbench.workloads.tensor_plan import HasProducts
+from fsdpbench.workloads.layers import Projection, replace_projections
+from fsdpbench.workloads.narrow.eight_bits import EightBitLinear, NarrowlyGathered, rows_of
 
 _ops: Any = torch.ops.fsdpbench_workloads
 
@@ -271,8 +268,6 @@ for _schema, _run, _shapes in (
     _LIBRARY.impl(_schema.split("(")[0], _shapes, "Meta")
 
 
-NARROW = ("fp8", "mxfp8", "nvfp4")
-_MULTIPLES = {"fp8": MULTIPLE, "mxfp8": MX_BLOCK, "nvfp4": NV_BLOCK}
 _LINEARS = {"fp8": EightBitLinear, "mxfp8": MxLinear, "nvfp4": Nvfp4Linear}
 
 
@@ -296,26 +291,8 @@ def narrow(model: nn.Module, block_classes: tuple[type[nn.Module], ...], kind: s
     replace_projections(model, block_classes, lambda name, layer: NarrowProjection(layer, kind))
 
 
-def check_narrow(workload: Workload, kind: str, batch: int, seq: int | None) -> None:
-    """Raise `WorkloadError` if a layer cannot be multiplied in `kind`; the message names it."""
-    if not isinstance(workload, HasProducts):
-        raise WorkloadError(
-            f"{workload.name} is of the family {workload.family}, whose layers are not built in {kind}; "
-            "the families decoder, llama and gpt are"
-        )
-    if workload.shape.get("experts") and "M" in str(workload.shape.get("moe_pattern")):
-        raise WorkloadError(f"experts' products of groups are not built in {kind}: take a dense model")
-    multiple = _MULTIPLES[kind]
-    products = [product for layer in range(workload.block_count) for product in workload.products(layer)]
-    for product in products:
-        if product.name not in ROUTERS and (product.inputs % multiple or product.outputs % multiple):
-            raise WorkloadError(
-                f"layer {product.name} of {workload.name} is {product.inputs} x {product.outputs}, and "
-                f"{kind} needs multiples of {multiple}: change the shape"
-            )
-    tokens = workload.tokens(batch, seq) or 0
-    if tokens % multiple:
-        raise WorkloadError(
-            f"{tokens} tokens a microbatch are summed over for weights' gradients, and {kind} needs a "
-            f"multiple of {multiple}: change batch or seq"
-        )
+def gather_narrowly(model: nn.Module) -> None:
+    """Have FSDP2, which is applied afterwards, gather the weights of `model`'s fp8 layers in fp8."""
+    for layer in model.modules():
+        if isinstance(layer, NarrowProjection) and layer.kind == "fp8":
+            layer.weight = nn.Parameter(NarrowlyGathered(layer.weight.detach()))

@@ -9,14 +9,27 @@ The recipe of torchao's `Float8Linear` (its default `Float8LinearConfig`; format
 
 `torch._scaled_mm` takes its first factor stored by rows and its second by columns, and nothing else: hence
 the copies. `x` itself is kept for backward, which layers that read the same tensor share; it is cast again.
+
+FSDP2 may gather weights in fp8, half the bytes of bf16 (torch's all-gather extensions):
+
+    NarrowlyGathered   a sharded weight: float32, what the optimizer sees; says that fp8 is gathered
+    EightBitWeight     the whole weight as it was gathered, and its scale; only `EightBitLinear` reads it
+
+All ranks must scale alike, by the largest magnitude of the whole weight. `scale_weights` finds those of all
+weights in one all-reduce, after each step of the optimizer; before the first step each weight reduces its
+own. As torchao's `enable_fsdp_float8_all_gather` with `precompute_float8_dynamic_scale_for_fsdp`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fsdpbench.base.torch_internals import tree_map_only, wrapper_subclass
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16
@@ -91,3 +104,154 @@ def _of_weight(weight: Tensor) -> EightBits:
 def rows_of(x: Tensor) -> Tensor:
     """Return x, [..., n], as [rows, n]."""
     return x.reshape(-1, x.shape[-1])
+
+
+_aten = torch.ops.aten
+_KEEPS_CLASS = frozenset(
+    {
+        _aten.detach.default, _aten.empty_like.default, _aten.new_zeros.default, _aten.slice.Tensor,
+        _aten.view.default, _aten.as_strided.default, _aten._to_copy.default, _aten._pin_memory.default,
+        _aten.split.Tensor, _aten.clone.default, _aten.alias.default, _aten.new_empty.default,
+    }
+)  # fmt: skip
+"""What FSDP2 makes of a weight before it is the shard, and when a shard moves. Moments are plain tensors."""
+
+
+def _around(cls: type[Tensor], inner: Tensor, dtype: torch.dtype) -> Any:
+    """Return a tensor of a wrapping class with the shape, strides and device of `inner`."""
+    strides, offset = inner.stride(), int(inner.storage_offset())
+    return wrapper_subclass(
+        cls, inner.shape, strides=strides, storage_offset=offset, dtype=dtype, device=inner.device
+    )
+
+
+class NarrowlyGathered(torch.Tensor):
+    """A (sharded) weight around the tensor `held`; `scale`: what the whole is cast with, once known."""
+
+    held: Tensor
+    scale: Tensor | None
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Any:
+        return _around(cls, held, held.dtype)
+
+    def __init__(self, held: Tensor) -> None:
+        self.held, self.scale = held, None
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"NarrowlyGathered({self.held!r})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["held"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Mapping[str, Tensor], *_: Any) -> NarrowlyGathered:
+        return NarrowlyGathered(inner["held"])
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        plain = tree_map_only(NarrowlyGathered, lambda each: each.held, (args, kwargs or {}))
+        result = func(*plain[0], **plain[1])
+        if func in _KEEPS_CLASS:
+            return tree_map_only(Tensor, NarrowlyGathered, result)
+        if args and isinstance(args[0], NarrowlyGathered) and result is args[0].held:
+            return args[0]  # in place
+        return result
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[Tensor], tuple[Tensor]]:
+        """Return the shard's fp8 bytes, padded to the largest in `mesh`, and the inverse of its scale."""
+        scale = self.scale
+        if scale is None:
+            scale = scale_of(_of_all(_magnitude(self.held), mesh.get_group()), E4M3)
+        data = cast(self.held, scale, E4M3).view(torch.uint8)  # gloo gathers no fp8
+        missing = -(-outer_size[0] // mesh.size()) - len(data)
+        if missing:
+            data = torch.cat((data, data.new_zeros(missing, data.shape[1])))
+        return (data,), (scale.reciprocal(),)
+
+    def fsdp_post_all_gather(
+        self, outputs: Sequence[Tensor], metadata: tuple[Tensor], param_dtype: torch.dtype, *, out: Any = None
+    ) -> Any:
+        """Make the whole weight of what was gathered, or give `out`, whose memory that is, its new scale."""
+        if out is not None:
+            out.inverse8 = metadata[0]
+            return None
+        return EightBitWeight(outputs[0].view(E4M3), metadata[0], param_dtype), outputs
+
+
+class EightBitWeight(torch.Tensor):
+    """A whole weight in fp8 that counts as one of `dtype`, as its gradient is."""
+
+    data8: Tensor
+    inverse8: Tensor
+
+    @staticmethod
+    def __new__(cls, data8: Tensor, inverse8: Tensor, dtype: torch.dtype) -> Any:
+        return _around(cls, data8, dtype)
+
+    def __init__(self, data8: Tensor, inverse8: Tensor, dtype: torch.dtype) -> None:
+        self.data8, self.inverse8 = data8, inverse8
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"EightBitWeight({list(self.shape)}, {self.dtype})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], torch.dtype]:
+        return ["data8", "inverse8"], self.dtype
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Mapping[str, Tensor], dtype: torch.dtype, *_: Any) -> EightBitWeight:
+        return EightBitWeight(inner["data8"], inner["inverse8"], dtype)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        rule = _VIEWS.get(func)
+        if rule is None:
+            raise NotImplementedError(f"{func}: a weight gathered in fp8 is read by its own layer alone")
+        whole = args[0]
+        return EightBitWeight(rule(whole.data8, *args[1:], **(kwargs or {})), whole.inverse8, whole.dtype)
+
+
+_VIEWS: dict[Any, Callable[..., Tensor]] = {
+    _aten.detach.default: _aten.detach.default,
+    _aten.alias.default: _aten.alias.default,
+    _aten.as_strided.default: _aten.as_strided.default,
+    _aten.view.default: _aten.view.default,
+}
+
+
+@torch.no_grad()
+def scale_weights(model: nn.Module) -> None:
+    """Find the scales of all weights that are gathered in fp8, in one all-reduce of their magnitudes."""
+    every: list[Any] = list(model.parameters())
+    weights = [each for each in every if isinstance(getattr(each, "_local_tensor", None), NarrowlyGathered)]
+    if not weights:
+        return
+    shards: list[Any] = [weight._local_tensor for weight in weights]
+    mesh = weights[0].device_mesh
+    group = mesh.get_group(mesh.ndim - 1)
+    magnitudes = torch.stack(_magnitudes([shard.held for shard in shards]))
+    scales = scale_of(_of_all(magnitudes, group), E4M3)
+    for shard, scale in zip(shards, scales.unbind(), strict=True):
+        shard.scale = scale
+
+
+def _magnitude(x: Tensor) -> Tensor:
+    return x.abs().max() if x.numel() else x.new_zeros(())  # a rank may hold no row
+
+
+def _magnitudes(shards: list[Tensor]) -> list[Tensor]:
+    if all(shard.numel() for shard in shards):
+        return list(_aten._foreach_norm.Scalar(shards, float("inf")))
+    return [_magnitude(shard) for shard in shards]
+
+
+def _of_all(magnitudes: Tensor, group: Any) -> Tensor:
+    if dist.get_world_size(group) > 1:
+        dist.all_reduce(magnitudes, dist.ReduceOp.MAX, group)
+    return magnitudes

@@ -6,7 +6,7 @@ from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard
 from fsdpbench.systems.model_code import slides
 from fsdpbench.systems.narrow import workload_of
 from fsdpbench.workloads import WorkloadError
-from fsdpbench.workloads.library_model import LIBRARY
+from fsdpbench.workloads.library import LIBRARY
 from fsdpbench.workloads.tensor_plan import HasTensorPlan
 
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 from fsdpbench.base.configuration.config import Config, Degrees
 from fsdpbench.systems.parallel.experts import Meshes, share_experts
 from fsdpbench.workloads import Workload
-from fsdpbench.workloads.adapters.lora import AdaptedProjection
+from fsdpbench.workloads.lora_layers import AdaptedProjection
 from fsdpbench.workloads.tensor_plan import BlockPlan, HasTensorPlan, TensorPlan
 
 _SEQUENCE, _HEADS = 1, 1

@@ -230,7 +230,7 @@ def test_memory_is_2_bytes_a_frozen_parameter_and_16_a_trained_one(
 _SCRIPT = """
 import json, os, torch, torch.distributed as dist
 from fsdpbench.workloads import get_workload
-from fsdpbench.workloads.adapters.lora import Lora, LoraWorkload
+from fsdpbench.workloads.lora import Lora, LoraWorkload
 if "SYSTEM" == "torch":
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 else:

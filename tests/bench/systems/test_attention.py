@@ -16,8 +16,8 @@ from fsdpbench.engine.results.residuals.intervals import interval_of
 from fsdpbench.engine.results.residuals.widths import Unknown
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.planning import make_config, make_target
-from fsdpbench.systems.model_code import attention_as_asked
 from fsdpbench.systems.registry import get_system
+from fsdpbench.systems.training import attention_as_asked
 
 
 def a_config(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpbench.systems.base import clip_gradients
+from fsdpbench.systems.training import clip_gradients
 
 SIM = ("--device", "sim", "--gpus", "8", "--system")
 

@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import nn
 
-from fsdpbench.systems.fsdp1 import _materialiser, materialise
+from fsdpbench.systems.wrapping import materialise, materialiser
 
 
 def test_shared_parameters_stay_one_when_materialised() -> None:
@@ -15,7 +15,7 @@ def test_shared_parameters_stay_one_when_materialised() -> None:
         model = nn.ModuleDict({"embedding": nn.Embedding(6, 4), "head": nn.Linear(4, 6, bias=False)})
         model["other"] = nn.Linear(4, 6, bias=False)
         model["head"].weight = model["embedding"].weight
-    materialise_own = _materialiser(torch.device("cpu"))
+    materialise_own = materialiser(torch.device("cpu"))
     for module in model.modules():
         materialise_own(module)
     assert model["head"].weight is model["embedding"].weight
@@ -34,7 +34,7 @@ def test_so_they_do_when_materialised_at_once() -> None:
 
 def test_what_was_materialised_is_held_by_its_module_alone() -> None:
     module = nn.Linear(4, 6, device="meta")
-    _materialiser(torch.device("cpu"))(module)
+    materialiser(torch.device("cpu"))(module)
     weight = weakref.ref(module.weight)
     del module
     assert weight() is None

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.systems.fsdp1 import to_empty
+from fsdpbench.systems.wrapping import to_empty
 
 pytestmark = pytest.mark.simulated
 

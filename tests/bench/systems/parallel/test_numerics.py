@@ -19,8 +19,8 @@ from fsdpbench.systems import BuildContext, get_system
 from fsdpbench.systems.narrow import workload_of
 from fsdpbench.systems.parallel.tensor import _side_by_side
 from fsdpbench.workloads import Workload
-from fsdpbench.workloads.adapters.lora import AdaptedProjection
 from fsdpbench.workloads.decoder.experts import Mixture
+from fsdpbench.workloads.lora_layers import AdaptedProjection
 from fsdpbench.workloads.tensor_plan import HasTensorPlan
 
 RANKS, STEPS, SEQ = 4, 2, 16

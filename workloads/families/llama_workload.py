@@ -1,0 +1,112 @@
+"""Llama 2 and 3: a decoder-only transformer with RMSNorm, SwiGLU, grouped queries and rotary positions.
+
+Touvron et al. 2023 (arXiv 2307.09288), Grattafiori et al. 2024 (arXiv 2407.21783). FLOPs as for GPT: a token
+costs 6 for each weight of a matrix product and 12 x layers x d_model x seq for attention, in full although it
+is causal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fsdpbench.workloads.base import (
+    NextTokenWorkload,
+)
+from fsdpbench.workloads.decoder import DecoderShape, DecoderWorkload
+from fsdpbench.workloads.shape import (
+    ShapeError,
+    check_divides,
+    check_positive,
+    check_word,
+)
+from fsdpbench.workloads.tensor_plan import Product, TensorPlan
+
+if TYPE_CHECKING:
+    pass
+
+FAMILY = "llama"
+NORMS = ("fused", "composed")
+ROTARY = ("halves", "complex", "matrices")
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """The shape of a Llama.
+
+    Fields: `kv_heads`: heads of keys and values, each serves heads / kv_heads query heads; `d_ff`:
+    feed-forward width; `rope_theta`: base of the rotary angles; `tied`: the lm head shares the token
+    embedding; `max_seq`: default sequence length; `fp32_loss`: logits are cast to fp32 before the loss.
+
+    How published code computed the same: `norms`: `fused`, torch's one kernel, or `composed` of operators in
+    fp32; `rotary`: `halves` in the model's dtype, `complex` numbers in fp32 (Meta's code, TorchTitan's) or
+    `matrices` of 2 x 2 in fp32 (foundation-model-stack's); `repeat_kv`: keys and values are copied for every
+    query head before attention.
+
+    Raises:
+        ShapeError: a number is below 1, heads do not divide as they must, a head's width is odd, or a word is
+            unknown.
+    """
+
+    layers: int
+    d_model: int
+    d_ff: int
+    heads: int
+    kv_heads: int
+    vocab: int = 32000
+    rope_theta: int = 10000
+    tied: bool = False
+    max_seq: int = 4096
+    fp32_loss: bool = True
+    norms: str = "fused"
+    rotary: str = "halves"
+    repeat_kv: bool = False
+
+    def __post_init__(self) -> None:
+        check_word(self, "norms", NORMS)
+        check_word(self, "rotary", ROTARY)
+        check_positive(
+            self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "rope_theta", "max_seq"
+        )
+        check_divides(self, "heads", "d_model")
+        check_divides(self, "kv_heads", "heads")
+        if self.head_width % 2:
+            raise ShapeError(
+                f"shape field d_model is {self.d_model}: with {self.heads} heads each is {self.head_width} "
+                "wide, and rotary positions take pairs: give an even width a head"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.d_model // self.heads
+
+    @property
+    def decoder(self) -> DecoderShape:
+        """Return the decoder with the same layers."""
+        sizes = (self.layers, self.d_model, self.d_ff, self.heads, self.kv_heads, self.vocab)
+        return DecoderShape(*sizes, tied=self.tied, max_seq=self.max_seq)
+
+
+class LlamaWorkload(NextTokenWorkload[LlamaShape]):
+    """A Llama of one shape, with tokens as data."""
+
+    family = FAMILY
+    shape_type = LlamaShape
+    code = "fsdpbench.workloads.families.llama"
+    model_class = "Llama"
+    names_of_blocks = ("LlamaBlock",)
+
+    @cached_property
+    def _decoder(self) -> DecoderWorkload:
+        return DecoderWorkload(self.name, self.spec.decoder)
+
+    @property
+    def parameters(self) -> int:
+        return self._decoder.parameters
+
+    def products(self, layer: int) -> list[Product]:
+        return self._decoder.products(layer)
+
+    def tensor_plan(self) -> TensorPlan:
+        return self._decoder.tensor_plan()
