@@ -11,18 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fsdpbench.workloads.base import (
-    BlockFlops,
-    ForwardFlops,
-    SampleWorkload,
-    Shaped,
-)
-from fsdpbench.workloads.shape import (
-    ShapeError,
-    check_divides,
-    check_positive,
-    check_word,
-)
+from fsdpbench.workloads.base import BlockFlops, ForwardFlops, SampleWorkload, Shaped
+from fsdpbench.workloads.shape import ShapeError, check_divides, check_positive, check_word
 
 if TYPE_CHECKING:
     from fsdpbench.workloads.inputs import Batch, Feed

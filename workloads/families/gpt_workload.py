@@ -8,22 +8,10 @@ product and counts, the embedding lookup is not one and does not.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from fsdpbench.workloads.base import (
-    BlockFlops,
-    NextTokenWorkload,
-)
-from fsdpbench.workloads.shape import (
-    check_divides,
-    check_positive,
-    check_share,
-    check_word,
-)
+from fsdpbench.workloads.base import BlockFlops, NextTokenWorkload
+from fsdpbench.workloads.shape import check_divides, check_positive, check_share, check_word
 from fsdpbench.workloads.tensor_plan import BlockPlan, Product, TensorPlan
-
-if TYPE_CHECKING:
-    pass
 
 FAMILY = "gpt"
 POSITIONS = ("learned", "none")

@@ -9,22 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from fsdpbench.workloads.base import (
-    NextTokenWorkload,
-)
+from fsdpbench.workloads.base import NextTokenWorkload
 from fsdpbench.workloads.decoder import DecoderShape, DecoderWorkload
-from fsdpbench.workloads.shape import (
-    ShapeError,
-    check_divides,
-    check_positive,
-    check_word,
-)
+from fsdpbench.workloads.shape import ShapeError, check_divides, check_positive, check_word
 from fsdpbench.workloads.tensor_plan import Product, TensorPlan
-
-if TYPE_CHECKING:
-    pass
 
 FAMILY = "llama"
 NORMS = ("fused", "composed")

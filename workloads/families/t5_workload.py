@@ -11,18 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fsdpbench.workloads.base import (
-    BlockFlops,
-    ForwardFlops,
-    Shaped,
-    TokenWorkload,
-)
-from fsdpbench.workloads.shape import (
-    ShapeError,
-    check_positive,
-    check_share,
-    check_word,
-)
+from fsdpbench.workloads.base import BlockFlops, ForwardFlops, Shaped, TokenWorkload
+from fsdpbench.workloads.shape import ShapeError, check_positive, check_share, check_word
 from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
 if TYPE_CHECKING:

@@ -14,23 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from fsdpbench.workloads.base import (
-    BlockFlops,
-    ForwardFlops,
-    VisionWorkload,
-)
-from fsdpbench.workloads.shape import (
-    CHANNELS,
-    ShapeError,
-    check_divides,
-    check_layers,
-    check_positive,
-)
-
-if TYPE_CHECKING:
-    pass
+from fsdpbench.workloads.base import BlockFlops, ForwardFlops, VisionWorkload
+from fsdpbench.workloads.shape import CHANNELS, ShapeError, check_divides, check_layers, check_positive
 
 
 def _numbers(field: str, text: str) -> list[int]:
