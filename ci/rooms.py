@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _HEAD = "<!-- Made by ci/rooms.py of the docstrings. -->\n"
 _ALONE = {
     "reports": "May import: numpy, pandas, plotly, jinja2, ... and `settings`; no torch, no other room.",
-    "workloads": "May import: torch; nothing of the bench.",
+    "workloads": "May import: torch, when a model is built; nothing of the bench.",
 }
 
 

@@ -30,6 +30,8 @@ Batch = tuple[Tensor, ...]
 """The arguments of one forward: the inputs, then the targets."""
 
 BYTE_VALUES = 256
+_START_TOKEN = 0
+"""The first input of a decoder beside an encoder; T5 starts with its padding token."""
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 # A GPU consumes images faster than one process decodes them.
 _CUDA_READERS = 4
@@ -128,6 +130,23 @@ def token_rows(feed: Feed, *, vocab: int, length: int, overlap: int) -> Iterator
         windows = ByteWindows(feed.data, vocab, length, overlap, feed.shares)
         rows = (row.long() for (row,) in stream(windows, feed))
     return (row.to(feed.device) for row in rows)
+
+
+def pair_batches(feed: Feed, *, vocab: int, seq: int) -> Iterator[Batch]:
+    """Yield (source, target inputs, targets) without end, int64 of [batch, seq]: halves of tokens in a row.
+
+    Raises:
+        WorkloadError: a number is out of range.
+        DataError: see `ByteWindows`.
+    """
+    rows = token_rows(feed, vocab=vocab, length=2 * seq, overlap=0)
+    return (_source_and_target(row, seq) for row in rows)
+
+
+def _source_and_target(row: Tensor, seq: int) -> Batch:
+    targets = row[:, seq:].contiguous()
+    start = torch.full_like(targets[:, :1], _START_TOKEN)
+    return row[:, :seq].contiguous(), torch.cat((start, targets[:, :-1]), dim=1), targets
 
 
 class ByteWindows(Dataset[tuple[Tensor]]):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fsdpbench.base.configuration.config import ShapeValue
@@ -173,10 +174,8 @@ class LoraWorkload(Workload):
         return self.base.tensor_plan()
 
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        from fsdpbench.workloads.lora_layers import adapt
-
         model = self.base.build(activation_checkpointing, seq)
-        adapt(model, self.block_classes, self._lora)
+        import_module("fsdpbench.workloads.lora_layers").adapt(model, self.block_classes, self._lora)
         return model
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:

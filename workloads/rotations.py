@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsdpbench.workloads.decoder.shape import Rope
+from fsdpbench.workloads.shape import Rope
 
 Tables = tuple[Tensor, ...]
 

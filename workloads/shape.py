@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 from fsdpbench.base.errors import UsageError
@@ -51,6 +52,83 @@ class NotBuiltError(ShapeError):
 
 class DataError(WorkloadError):
     """A file or folder given as input data that cannot be used."""
+
+
+_ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+_ROPE_LISTS = ("short", "long")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """A scaling of positions: `kind` and its numbers, as text `yarn:factor=32;original=4096;truncate=0`.
+
+    `factor` stretches the context, `original` is its length before; `low`, `high`: llama3's frequency
+    factors; `fast`, `slow`: yarn's betas; `truncate`: yarn's bounds are rounded to whole pairs; `mscale`:
+    cosines and sines are multiplied by it (0: yarn's 0.1 ln factor + 1); `short`, `long`: longrope's factors,
+    as `short=1.0|1.1|...`, the latter of sequences longer than `original`.
+    """
+
+    kind: str = "default"
+    factor: float = 1.0
+    original: float = 8192.0
+    low: float = 1.0
+    high: float = 4.0
+    fast: float = 32.0
+    slow: float = 1.0
+    truncate: float = 1.0
+    mscale: float = 0.0
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Rope:
+        """Read the text form.
+
+        Raises:
+            ShapeError: the text names no kind or no number.
+        """
+        kind, _, rest = text.partition(":")
+        known = {field.name for field in fields(cls)} - {"kind"}
+        numbers: dict[str, float] = {}
+        lists: dict[str, tuple[float, ...]] = {}
+        try:
+            for part in filter(None, rest.split(";")):
+                name, _, value = part.partition("=")
+                if name not in known:
+                    raise ValueError
+                found = tuple(map(float, value.split("|")))
+                if not all(math.isfinite(each) and each >= 0 for each in found):
+                    raise ValueError
+                if name in _ROPE_LISTS:
+                    lists[name] = found
+                else:
+                    (numbers[name],) = found
+            rope = cls(kind, short=lists.get("short", ()), long=lists.get("long", ()), **numbers)
+            if kind not in _ROPE_KINDS or rope.factor < 1 or rope.high <= rope.low or rope.original < 1:
+                raise ValueError
+        except ValueError:
+            raise ShapeError(
+                f"shape field rope is '{text[:80]}': it is one of {', '.join(_ROPE_KINDS)}, and numbers as "
+                "in llama3:factor=8;original=8192"
+            ) from None
+        return rope
+
+    def __str__(self) -> str:
+        """Return the text that `parse` reads."""
+        plain = Rope(self.kind)
+        numbers = [
+            f"{name}={'|'.join(map(repr, value if isinstance(value, tuple) else [value]))}"
+            for name, value in vars(self).items()
+            if name != "kind" and value != getattr(plain, name)
+        ]
+        return self.kind + (":" + ";".join(numbers) if numbers else "")
+
+    @property
+    def attention_factor(self) -> float:
+        """Return the factor of cosines and sines."""
+        if self.mscale:
+            return self.mscale
+        return 0.1 * math.log(self.factor) + 1.0 if self.kind == "yarn" and self.factor > 1 else 1.0
 
 
 def make_shape(shape_type: type[S], values: Mapping[str, Any]) -> S:

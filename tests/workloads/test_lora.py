@@ -27,7 +27,7 @@ CASES = [
 ]
 
 
-def adapted(name, shape, targets, rank=4, dtype=torch.float32):
+def adapted(name, shape, targets, rank=4, dtype="fp32"):
     return LoraWorkload(get_workload(name, shape), Lora(rank, targets, dtype))
 
 
@@ -54,7 +54,7 @@ def test_flops_are_those_that_torch_counts(checkpointing, name, shape, targets):
 
 @pytest.mark.parametrize(("name", "shape", "targets"), CASES)
 def test_adapters_alone_are_trained_and_counted(name, shape, targets):
-    workload = adapted(name, shape, targets, dtype=torch.bfloat16)
+    workload = adapted(name, shape, targets, dtype="bf16")
     with torch.device("meta"):
         model = workload.build()
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -96,7 +96,7 @@ def test_an_adapter_adds_its_two_products_to_the_layer():
 def test_a_base_in_4_bits_computes_with_its_nearest_levels(name, targets):
     torch.manual_seed(0)
     plain = get_workload(name, {"layers": 2})
-    workload = LoraWorkload(plain, Lora(4, targets, torch.float32, four_bit=True))
+    workload = LoraWorkload(plain, Lora(4, targets, "fp32", four_bit=True))
     torch.manual_seed(3)
     base = plain.build()
     torch.manual_seed(3)

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 from fsdpbench.workloads.blocks import CheckpointedBlock
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
 from fsdpbench.workloads.decoder.experts import DecoderFeedForward, Mixture
-from fsdpbench.workloads.decoder.shape import DecoderShape, Rope
+from fsdpbench.workloads.decoder.shape import DecoderShape
 from fsdpbench.workloads.layers import WEIGHT_STD, DecoderNorm, Lookup, Projection, held
 from fsdpbench.workloads.losses import ComputesTokenLoss
 from fsdpbench.workloads.rotations import rotary_tables, rotate
+from fsdpbench.workloads.shape import Rope
 
 
 def causal_mask(seq: int, window: int, like: Tensor) -> Tensor:

@@ -22,12 +22,9 @@ from torch.nn import functional as F
 from fsdpbench.workloads.blocks import CheckpointedBlock
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
 from fsdpbench.workloads.families.t5_workload import T5Shape
-from fsdpbench.workloads.inputs import Batch
 from fsdpbench.workloads.layers import Lookup, Projection
 from fsdpbench.workloads.losses import ComputesTokenLoss
 
-START_TOKEN = 0
-"""The decoder's first input; T5 starts with its padding token, 0."""
 _NORM_EPS = 1e-6
 _FARTHEST = 128
 """Distances from here on share the last bucket."""
@@ -213,10 +210,3 @@ class T5(ComputesTokenLoss, nn.Module):
         decoded = self.decoder(self.token_embedding(target_inputs), target_inputs.shape[1], encoded)
         scaled = decoded if self.logit_scale == 1.0 else decoded * self.logit_scale
         return self.logits_or_loss(scaled, targets, self.fp32_loss)
-
-
-def source_and_target(row: Tensor, seq: int) -> Batch:
-    """Return source, shifted target and target, [batch, seq] each, of `row`, [batch, 2 seq]."""
-    targets = row[:, seq:].contiguous()
-    start = torch.full_like(targets[:, :1], START_TOKEN)
-    return row[:, :seq].contiguous(), torch.cat((start, targets[:, :-1]), dim=1), targets

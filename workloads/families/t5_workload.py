@@ -137,12 +137,9 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
         )
 
     def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
-        from fsdpbench.workloads.families.t5 import source_and_target
-        from fsdpbench.workloads.inputs import token_rows
+        from fsdpbench.workloads.inputs import pair_batches
 
-        length = self.resolve_seq(seq)
-        rows = token_rows(feed, vocab=self.spec.vocab, length=2 * length, overlap=0)
-        return (source_and_target(row, length) for row in rows)
+        return pair_batches(feed, vocab=self.spec.vocab, seq=self.resolve_seq(seq))
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
         # 2 a token and weight of either stack, attention in full; a decoder's block attends twice.

@@ -9,8 +9,7 @@ from typing import Any
 from fsdpbench.base.configuration.config import ShapeValue
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.reading import JsonObject
-from fsdpbench.workloads.decoder.shape import Rope
-from fsdpbench.workloads.shape import NotBuiltError, ShapeError, check_layers
+from fsdpbench.workloads.shape import NotBuiltError, Rope, ShapeError, check_layers
 
 _LARGEST = 2**63 - 1
 _SHOWN = 60

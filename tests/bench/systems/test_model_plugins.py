@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from fsdpbench.workloads import Family
-from fsdpbench.workloads.families.gpt import GPTWorkload
+from fsdpbench.workloads.families.gpt_workload import GPTWorkload
 
 FAMILY = Family(lambda name, values: GPTWorkload.from_values(name, values), {
     "wide-tiny": {"layers": 2, "d_model": 64, "heads": 2, "vocab": 64, "max_seq": 32},

@@ -11,14 +11,9 @@ from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench import impl
-from fsdpbench.systems.narrow import (
-    EightBitWeight,
-    NarrowlyGathered,
-    gather_narrowly,
-    scale_weights,
-)
 from fsdpbench.workloads import get_workload
-from fsdpbench.workloads.narrow.blocks import NarrowProjection, narrow
+from fsdpbench.workloads.narrow.blocks import NarrowProjection, gather_narrowly, narrow
+from fsdpbench.workloads.narrow.eight_bits import EightBitWeight, NarrowlyGathered, scale_weights
 
 SHAPE = {"layers": 2, "d_model": 32, "d_ff": 64, "heads": 2, "kv_heads": 2, "vocab": 64}
 STEPS = 3

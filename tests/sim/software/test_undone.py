@@ -33,11 +33,11 @@ def places() -> dict[str, Any]:
     from torch.nn import functional
 
     from fsdpbench.base.torch_internals import find
-    from fsdpbench.workloads import checkpointing, rotations
+    from fsdpbench.workloads import blocks, rotations
     from fsdpbench.workloads.families import gpt
 
     return {
-        "checkpoint": checkpointing.checkpoint,
+        "checkpoint": blocks.checkpoint,
         "token_loss": gpt.token_loss,
         "attend": gpt.GPTAttention.attend,
         "norm": functional.rms_norm,

@@ -8,14 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fsdpbench.workloads import get_workload
 from fsdpbench.workloads.decoder import DecoderShape
-from fsdpbench.workloads.decoder.experts import (
-    BufferRows,
-    Mixture,
-    buffer_rows_of,
-    capacity_of,
-    expert_loads,
-    given_assignment,
-)
+from fsdpbench.workloads.decoder.experts import Mixture, given_assignment
+from fsdpbench.workloads.decoder.workload import BufferRows, buffer_rows_of, capacity_of, expert_loads
 
 
 def shape(experts=4, chosen=2, **fields):

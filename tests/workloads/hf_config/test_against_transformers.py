@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fsdpbench.workloads import get_workload
-from fsdpbench.workloads.decoder.experts import Mixture, expert_loads, given_assignment
+from fsdpbench.workloads.decoder.experts import Mixture, given_assignment
+from fsdpbench.workloads.decoder.workload import expert_loads
 from fsdpbench.workloads.hf_config import translate
 
 pytestmark = pytest.mark.campaign
