@@ -12,6 +12,8 @@ _NEEDED = (
     "torch", "torch.distributed.checkpoint.default_planner", "torch.distributed.device_mesh",
     "torch.distributed.fsdp", "fsdpbench.systems.parallel.tensor", "torch.profiler", "numpy.ma",
     "fsdpbench.engine.devices.sim", "fsdpbench.launch.point", "fsdpbench.engine.worker", "fsdpbench.impl",
+    "fsdpbench.systems.training", "fsdpbench.systems.wrapping", "fsdpbench.workloads.families.gpt",
+    "fsdpbench.workloads.families.llama", "fsdpbench.workloads.families.t5", "fsdpbench.workloads.inputs",
 )  # fmt: skip
 
 

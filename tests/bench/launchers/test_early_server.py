@@ -27,7 +27,7 @@ _POINT = """
 import sys, fsdpbench.launch.preload, simulated_runs
 before = {{*sys.modules, "torch._dynamo"}}  # a stand-in takes this name
 simulated_runs.run("{system}", activation_checkpointing="full")
-print(sorted(name for name in {{*sys.modules}} - before if name.startswith("torch.")))
+print(sorted(name for name in {{*sys.modules}} - before if name.startswith(("torch.", "fsdpbench."))))
 """
 _PLANNED = """
 import sys
@@ -37,7 +37,7 @@ from fsdpbench.sweep.planning import make_config, make_target
 target = make_target(model="gpt-tiny", device="sim", gpus=8)
 for name in ("torch-fsdp2", "torch-fsdp1", "impl-fsdp2", "impl-fsdp1", "torch-ddp"):
     get_system(name).not_applicable(make_config(target, name, Settings.of(), target.workload()))
-print("torch.distributed.tensor" in sys.modules)
+print("torch" in sys.modules)
 """
 
 
@@ -49,7 +49,7 @@ def test_planning_does_not_import_what_only_training_needs() -> None:
 
 @pytest.mark.plain_cases("impl-fsdp2")
 @pytest.mark.parametrize("system", ["impl-fsdp2", "impl-fsdp1"])
-def test_points_import_no_more_of_torch_than_the_server_has(system: str) -> None:
+def test_points_import_no_more_than_the_server_has(system: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "sim/software")}
     command = [sys.executable, "-c", _POINT.format(system=system)]
 
