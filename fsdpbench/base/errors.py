@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+import functools
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -41,6 +44,16 @@ class SomeFailedError(BenchError):
     """The end of a command that did its work while some configurations failed."""
 
     exit_code = ExitCode.SOME_FAILED
+
+
+def error_text(name: str, *values: object) -> str:
+    """Return the text of an error by its name in `errors.toml`, with `values` in their places."""
+    return _texts()[name].format(*values)
+
+
+@functools.cache
+def _texts() -> Mapping[str, str]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager

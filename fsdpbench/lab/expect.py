@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.numbers import finite_number
 from fsdpbench.base.settings import show_value
@@ -86,10 +86,7 @@ def parse_measured(text: str) -> Measured:
     except ValueError:
         unit, value = None, 0.0
     if unit is None or value <= 0:
-        raise UsageError(
-            f"--measured {text!r}: write a number above 0 with its unit, of one GPU: 21.3s, 850ms, "
-            "3212tokens/s/gpu, 350TFLOPS, 41%MFU"
-        )
+        raise UsageError(error_text("expect.measured", text))
     return Measured(value * unit[1], unit[0])
 
 

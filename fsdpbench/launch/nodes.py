@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import BenchError
+from fsdpbench.base.errors import BenchError, error_text
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.interruption import PARENT, die_with_parent
 from fsdpbench.base.reading import MIB, UnreadableError, read_tail
@@ -103,10 +103,7 @@ def follow(folder: Path, nodes: Nodes, is_over: Callable[[], bool], patience_s: 
         if is_over():
             return len(served)
         if time.monotonic() - last > patience_s:
-            raise BenchError(
-                f"{folder}: the leading node (--node-rank 0) has started nothing for {patience_s:.0f} s; "
-                f"does it run, and see the same folder?"
-            )
+            raise BenchError(error_text("nodes.leader_missing", folder, patience_s))
         time.sleep(_POLL_S)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.configuration.config import ShapeValue
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.files.documents import is_there, read_json_object, read_text
 from fsdpbench.base.numbers import finite_number, whole_number
 from fsdpbench.base.settings import Value
@@ -58,10 +58,7 @@ def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
     done["shape"] = {"family": found.family, **found.values, **shape}
     if given.get("keep_content"):
         if shape:
-            raise UsageError(
-                f"--shape changes our build alone; with implementation={LIBRARY} change the file "
-                f"({', '.join(shape)})"
-            )
+            raise UsageError(error_text("hf_model.shape_of_library", LIBRARY, ", ".join(shape)))
         done["shape"][CONTENT] = packed(content)
     return done
 
@@ -100,10 +97,7 @@ def _cached_file(name: str) -> Path:
     hub = _hub_cache()
     folder = hub / f"models--{name.replace('/', '--')}"
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or not is_there(folder):
-        raise UsageError(
-            f"--model {HF_PREFIX}{name}: the local cache {hub} does not hold it, and nothing is downloaded; "
-            "give the file itself with --hf-config FILE"
-        )
+        raise UsageError(error_text("hf_model.not_in_cache", HF_PREFIX, name, hub))
     main = folder / "refs" / "main"
     revisions = [read_text(main).strip()] if is_there(main) else []
     revisions += sorted(path.name for path in (folder / _SNAPSHOTS).glob("*"))

@@ -22,7 +22,7 @@ from fsdpbench.answers.prove.matching import (
 )
 from fsdpbench.answers.prove.real_runs import Pair, RealRun
 from fsdpbench.answers.prove.verdict import shown
-from fsdpbench.base.errors import CannotJudgeError
+from fsdpbench.base.errors import CannotJudgeError, error_text
 from fsdpbench.script.real_ranks.loss_divisors import uneven
 from fsdpbench.script.real_ranks.pieces import Piece, Whole, weights_of, whole
 from fsdpbench.script.real_ranks.watching import StepRecord, Wrapping
@@ -242,10 +242,7 @@ class _Step:
         """Raise `CannotJudgeError` if a rank read other data in one of the runs."""
         for rank, (one, other) in enumerate(zip(self.sharded, self.reference, strict=True)):
             if one.inputs != other.inputs:
-                raise CannotJudgeError(
-                    f"rank {rank} reads other data with sharding than without, in step {self.index + 1}: "
-                    "seed the loader by itself, as DistributedSampler(seed=...) does"
-                )
+                raise CannotJudgeError(error_text("gradients.other_data", rank, self.index + 1))
 
     def require_whole_model(self, apart: Iterable[str]) -> None:
         """Raise `CannotJudgeError` if the script itself splits its model among ranks, or names it otherwise:

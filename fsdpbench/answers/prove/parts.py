@@ -18,7 +18,7 @@ from fsdpbench.answers.prove import gradients, simulated
 from fsdpbench.answers.prove.real_runs import Pair, fails_otherwise, run_pair, run_ranks, with_rounding
 from fsdpbench.answers.prove.verdict import Part, PartVerdict, Proof, Verdict, judged, shown, unknown
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import BenchError, CannotJudgeError
+from fsdpbench.base.errors import BenchError, CannotJudgeError, error_text
 from fsdpbench.reports.result import Result
 from fsdpbench.script.real_ranks.checkpoints import State, read_states, saved_after
 from fsdpbench.script.real_ranks.pieces import Piece, whole
@@ -60,10 +60,7 @@ def resume(
             missing = f"on {count}: {continued.failure or early}"
             continue
         elif not after[0].place:
-            raise CannotJudgeError(
-                f"the checkpoint of {place} is not loaded when the script starts again; give the "
-                "arguments that resume it: --resume-with='--resume FOLDER'"
-            )
+            raise CannotJudgeError(error_text("parts.checkpoint_loaded", place))
         else:
             findings |= dict.fromkeys(f"{after[0].place}: {each}" for each in _compared(before, after))
             if not before[0].next or not after[0].next:
@@ -233,10 +230,7 @@ class _Running:
         if without.findings:
             return without
         equal = f"{len(without.compared)} of {len(without.trained)} parameters are equal"
-        raise CannotJudgeError(
-            f"{found.hook}: the script's own hook changes gradients, as compression does by intention "
-            f"({found.findings[0][0]}); with torch's reduction in its place {equal}"
-        )
+        raise CannotJudgeError(error_text("parts.own_hook", found.hook, found.findings[0][0], equal))
 
     def _speed(self) -> PartVerdict:
         asked = self._request

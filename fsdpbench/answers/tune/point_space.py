@@ -13,7 +13,7 @@ import numpy as np
 
 from fsdpbench.answers.tune.front import Candidate
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.settings import Value
 
 UNFIT = (0.0, 1e15)
@@ -82,10 +82,6 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise UsageError(
-            "the space has more points than are to be tried, and searching it needs optuna: "
-            "pip install 'fsdpbench[tune]'. Without it, --trials (--real-runs on a real device) must be as "
-            "many as the points, which are then all tried"
-        ) from None
+        raise UsageError(error_text("point_space.too_many_points")) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from fsdpbench.base import interruption
-from fsdpbench.base.errors import BenchError, UsageError
+from fsdpbench.base.errors import BenchError, UsageError, error_text
 from fsdpbench.base.files.documents import converted
 from fsdpbench.base.reading import UnreadableError, parse_json
 from fsdpbench.base.writing import move_new, write_new
@@ -85,10 +85,7 @@ class FolderLock:
         owner = self._owner()
         if owner is None:
             raise BenchError(f"{self._path.parent}: the folder, or its lock, was removed while the sweep ran")
-        raise BenchError(
-            f"{self._path.parent}: another sweep took over the folder while this one was stopped "
-            f"({owner.words}); what is finished is kept"
-        )
+        raise BenchError(error_text("folder_lock.taken_over", self._path.parent, owner.words))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -146,10 +143,7 @@ class FolderLock:
         owner = self._owner()
         holder = owner.words if owner else "owner unknown"
         if reason is None:
-            raise FolderTakenError(
-                f"another sweep is running in {self._path.parent} ({holder}); wait for it, "
-                f"name another folder with -o, or remove {self._path} if that process is gone"
-            )
+            raise FolderTakenError(error_text("folder_lock.held", self._path.parent, holder, self._path))
         if reason:
             print(f"{self._path.parent}: the lock of {holder} is broken: {reason}", file=sys.stderr)
         # By rename, and looked at again: of two that break it at once, one may already hold a new one.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import BenchError, ExitCode, UsageError
+from fsdpbench.base.errors import BenchError, ExitCode, UsageError, error_text
 from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.base.settings import SETTINGS
@@ -109,10 +109,7 @@ def _nodes(options: Mapping[str, Any], gpus: list[int]) -> Nodes:
 
     count, rank, endpoint = (options.get(name) for name in ("nnodes", "node_rank", "rdzv_endpoint"))
     if count is None or rank is None or endpoint is None:
-        raise UsageError(
-            "--launcher torchrun needs --nnodes, --node-rank and --rdzv-endpoint; start the same command on "
-            "every machine, with its own --node-rank and the same run folder (-o)"
-        )
+        raise UsageError(error_text("sweep.torchrun_nodes"))
     if rank >= count:
         raise UsageError(f"--node-rank {rank}: with --nnodes {count} they go from 0 to {count - 1}")
     for world in gpus:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.numbers import with_unit
 from fsdpbench.cli.commands.sweep import announced, default_name, device_named, request_from
@@ -142,10 +142,7 @@ def _check_device(device: str, goal: Goal, effort: Effort) -> None:
     if device == "cpu" and goal.name == "mfu":
         raise UsageError("--for mfu: a CPU's peak is not known; --for tokens_per_s or samples_per_s")
     if device != "sim" and effort.per_unit:
-        raise UsageError(
-            f"--per-unit chooses on simulated GPUs: --device sim, then `fsdpbench sweep best.toml "
-            f"--device {device}` measures it"
-        )
+        raise UsageError(error_text("tune.per_unit_device", device))
     if device != "sim":
         return
     given = (effort.real_runs, effort.real_seconds, None if effort.repeat == 1 else effort.repeat)

@@ -17,7 +17,7 @@ import pytest
 from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import FunctionSource
-from fsdpbench.base.errors import BenchError, UsageError, unknown
+from fsdpbench.base.errors import BenchError, UsageError, error_text, unknown
 from fsdpbench.base.reading import MIB, read_tail
 from fsdpbench.base.writing import write_whole
 from fsdpbench.cli.commands.run import command
@@ -166,10 +166,7 @@ def _asked_for(
     try:
         write_whole(folder / "call.pickle", pickle.dumps((program, (args, named))))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{name} cannot be handed to a process of its own ({error}): define it at the top of a module, "
-            "and hand over as arguments what it needs, as in cluster(train, batch=4)"
-        ) from None
+        raise UsageError(error_text("runs.not_pickled", name, error)) from None
     script = replace(config.script, function=FunctionSource(name, module, str(folder), str(root)))
     return replace(config, script=script, model=script.name)
 

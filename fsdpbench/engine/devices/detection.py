@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.numbers import whole_number
 from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, profile_names
@@ -70,10 +70,7 @@ def choose_device(asked: str, gpus: int, hardware: str | None, *, elsewhere: boo
     enough = found >= gpus or (found > 0 and launched >= gpus)
     if asked == "cuda":
         if not enough and not elsewhere:
-            raise UsageError(
-                f"--device cuda: {gpus} GPUs are asked for and {found} found; use --gpus {found or 1} "
-                f"or --device sim"
-            )
+            raise UsageError(error_text("detection.too_few_gpus", gpus, found, found or 1))
         return Choice("cuda", _as_asked())
     if hardware is not None:
         return Choice("sim", f"--hardware {hardware} names a profile to simulate")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import BenchError, UsageError
+from fsdpbench.base.errors import BenchError, UsageError, error_text
 from fsdpbench.base.files.documents import converted, read_json_object, to_json, to_toml
 from fsdpbench.base.files.folder_lock import FolderLock
 from fsdpbench.base.plugins import foreign_identity, foreign_model
@@ -77,10 +77,7 @@ class Store:
             # Another command may just be making a run folder of it.
             foreign = any(not path.name.startswith(_OWN_PREFIXES) for path in folder.iterdir())
             if foreign and not (folder / SWEEP_FILE).exists():
-                raise UsageError(
-                    f"{folder} holds files but no {SWEEP_FILE}: it is not a sweep's folder; "
-                    f"name another with -o"
-                )
+                raise UsageError(error_text("store.no_sweep_folder", folder, SWEEP_FILE))
         except OSError as error:
             raise BenchError(f"{folder}: cannot be used as a run folder ({error.strerror})") from None
         return store

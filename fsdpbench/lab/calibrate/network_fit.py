@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.writing import write_whole
 from fsdpbench.lab.calibrate.calibration import Calibration
@@ -162,10 +162,7 @@ def fit_network(points: Sequence[Point], base: HardwareProfile, node: int | None
     names = _names(between)
     fitted = tuple(name for name in names if _effect(profile, name, between) >= _LEAST_EFFECT)
     if between and _BANDWIDTH not in fitted:
-        raise UsageError(
-            "--nccl-tests: no size is large enough to show the bandwidth between nodes; measure up to 1 GiB "
-            "at least (`-b 1M -e 4G -f 2`)"
-        )
+        raise UsageError(error_text("network_fit.no_large_size"))
     if fitted:
         profile = _fitted(profile, fitted, between)
     errors = tuple(float(math.expm1(-residual)) for residual in _residuals(profile, between))

@@ -23,7 +23,7 @@ import msgspec
 
 from fsdpbench.answers.check.metrics import ALL
 from fsdpbench.answers.check.records.entries import Entry
-from fsdpbench.base.errors import CannotJudgeError, UsageError, written
+from fsdpbench.base.errors import CannotJudgeError, UsageError, error_text, written
 from fsdpbench.base.files.documents import converted, to_json
 from fsdpbench.base.reading import JsonObject, one_line, read_json
 from fsdpbench.base.writing import write_whole
@@ -272,10 +272,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         mine = torch_minor()
         if mine not in self.sets:
             have = ", ".join(sorted(self.sets)) or "none"
-            raise CannotJudgeError(
-                f"{path}: holds figures for torch {have}, and this is torch {mine}: simulated figures are "
-                f"exact for one version only. Add a set with `fsdpbench baseline update {path}`."
-            )
+            raise CannotJudgeError(error_text("baseline.other_torch", path, have, mine, path))
         return self.sets[mine]
 
     @property

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.files.documents import read_json_object, to_toml
 from fsdpbench.base.reading import JsonObject, read_toml
 from fsdpbench.base.writing import write_whole
@@ -183,20 +183,14 @@ def fit(
     logs, residuals = (_one if len(factors) == 1 else _several)(tried, before)
     profile = tried.profile(logs)
     if (peak := profile.at_its_peak()) and np.abs(residuals).max() > _CLOSE:
-        raise UsageError(
-            f"--fit {', '.join(peak)}: even at the chip's peak the runs stay {residuals.max():+.1%} from "
-            "measured: something else is faster than simulated (--fit names other factors)"
-        )
+        raise UsageError(error_text("fit.peak_too_low", ", ".join(peak), residuals.max()))
     slopes = tried.slopes(logs, residuals)
     sensitivity = _sensitivities(slopes, factors)
     widths = _widths(slopes, residuals, runs)
     found = dict(zip(factors, (float(width) for width in widths), strict=True))
     for factor, width in found.items():
         if width > _WIDEST:
-            raise UsageError(
-                f"--fit {factor}: its interval would reach x{math.exp(width):.2f} each way; these runs do "
-                "not determine it. Give fewer factors, or runs that depend on it more"
-            )
+            raise UsageError(error_text("fit.interval_too_wide", factor, math.exp(width)))
     return Fit(profile, found, _errors(before), _errors(residuals), sensitivity)
 
 
@@ -244,16 +238,10 @@ def _several(tried: _Tried, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def _check(runs: Sequence[MeasuredRun], factors: Sequence[Factor]) -> None:
     distinct = {(run.config.name, run.config.model, run.config.gpus) for run in runs}
     if len(distinct) < len(factors):
-        raise UsageError(
-            f"--fit {', '.join(factors)}: {len(factors)} factors need as many different runs, here are "
-            f"{len(distinct)}; each more would be chosen, not found"
-        )
+        raise UsageError(error_text("fit.too_few_runs", ", ".join(factors), len(factors), len(distinct)))
     one_node = all(run.config.gpus <= run.config.ranks_per_node for run in runs)
     if one_node and (wanted := [factor for factor in factors if factor in BETWEEN_NODES]):
-        raise UsageError(
-            f"--fit {wanted[0]}: no run is on several nodes; links inside a node are measured by "
-            "`torchrun --nproc-per-node 8 -m fsdpbench calibrate`"
-        )
+        raise UsageError(error_text("fit.no_run_on_nodes", wanted[0]))
 
 
 @dataclass
