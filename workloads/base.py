@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVa
 from fsdpbench.base.configuration.config import ShapeValue
 from fsdpbench.base.settings.values import unit_sizes
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
-from fsdpbench.workloads.shape import WorkloadError, make_shape
+from fsdpbench.workloads.shape import WorkloadError, error_text, make_shape
 from fsdpbench.workloads.tensor_plan import Product
 
 if TYPE_CHECKING:  # torch's import takes most of a second, which commands that plan do without
@@ -266,10 +266,7 @@ class SampleWorkload(Workload):
 
     def resolve_seq(self, seq: int | None) -> None:
         if seq is not None:
-            raise WorkloadError(
-                f"seq is {seq}, but {self.name} does not work on sequences: leave it out (its shape, "
-                f"{', '.join(self.shape)}, says how large a sample is)"
-            )
+            raise WorkloadError(error_text("base.no_sequences", seq, self.name, ", ".join(self.shape)))
 
     def tokens(self, batch: int, seq: int | None = None) -> None:
         self.resolve_seq(seq)

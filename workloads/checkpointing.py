@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, replace
 
 from fsdpbench.base.settings.values import is_mixed, spread
-from fsdpbench.workloads.shape import WorkloadError
+from fsdpbench.workloads.shape import WorkloadError, error_text
 
 PRODUCTS = ("mm", "addmm", "convolution", "_scaled_mm", "_scaled_mm_v2")
 """Products with weights."""
@@ -53,10 +53,7 @@ class ActivationCheckpointing:
             return cls(head=bool(head), each=tuple(map(cls.parse, spread(blocks))))
         match = re.fullmatch(r"(none|full|op|(op-)?every-([1-9][0-9]*))(:([1-9][0-9]*))?(\+head)?", text)
         if match is None:
-            raise WorkloadError(
-                f"activation_checkpointing '{text}' is not known: use none, full, every-K (K from 1), op or "
-                "op-every-K"
-            )
+            raise WorkloadError(error_text("checkpointing.unknown", text))
         kind, by_operator, number, _, first, _ = match.groups()
         if kind in _NAMED:
             every, keeps_every = _NAMED[kind]

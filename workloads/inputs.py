@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from fsdpbench.base.files.documents import texts_beside
-from fsdpbench.workloads.shape import CHANNELS, DataError, WorkloadError
+from fsdpbench.workloads.shape import CHANNELS, DataError, WorkloadError, error_text
 
 Batch = tuple[Tensor, ...]
 """The arguments of one forward: the inputs, then the targets."""
@@ -37,7 +36,6 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".t
 _CUDA_READERS = 4
 # Keeps the random streams of neighbouring seeds and ranks apart: (0, 1) is not (1, 0).
 _SEED_STRIDE = 1_000_003
-error_text = texts_beside(__file__, "errors.toml")
 
 
 @dataclass(frozen=True)

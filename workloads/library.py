@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdpbench.workloads.base import ForwardFlops, Shaped, TokenWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
-from fsdpbench.workloads.shape import ShapeError, WorkloadError, check_layers
+from fsdpbench.workloads.shape import ShapeError, WorkloadError, check_layers, error_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,10 +55,7 @@ def unpacked(text: str) -> dict[str, object]:
 def library() -> Any:
     """Return the package, which asks nothing of the network. Raise `WorkloadError` if it is missing."""
     if importlib.util.find_spec(LIBRARY) is None:
-        raise WorkloadError(
-            f"the package {LIBRARY}, whose modules this model needs, is not installed here: "
-            "pip install 'fsdpbench[hf]'"
-        )
+        raise WorkloadError(error_text("library.not_installed", LIBRARY))
     os.environ["HF_HUB_OFFLINE"] = "1"
     package: Any = importlib.import_module(LIBRARY)
     package.logging.set_verbosity_error()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fsdpbench.base.configuration.config import ShapeValue
 from fsdpbench.workloads.base import TRAINING_BYTES, BlockFlops, ForwardFlops, Workload
 from fsdpbench.workloads.decoder.workload import BufferRows, HasBuffers
-from fsdpbench.workloads.shape import WorkloadError
+from fsdpbench.workloads.shape import WorkloadError, error_text
 from fsdpbench.workloads.tensor_plan import (
     ATTENTION_LAYERS,
     ROUTERS,
@@ -91,20 +91,14 @@ class LoraWorkload(Workload):
 
     def __init__(self, base: Workload, lora: Lora) -> None:
         if not isinstance(base, HasProducts):
-            raise WorkloadError(
-                f"lora: {base.name} is of the family {base.family}, for which adapters are not built; "
-                "the families decoder, llama and gpt have them"
-            )
+            raise WorkloadError(error_text("lora.family", base.name, base.family))
         self.base, self.name, self.family = base, base.name, base.family
         self._lora = lora
         self._blocks = [base.products(layer) for layer in range(base.block_count)]
         names = {product.name for product in self._blocks[0]} - ROUTERS
         listed = ", ".join(sorted(names))
         if not any(lora.takes(name) for name in names):
-            raise WorkloadError(
-                f"lora_targets: {base.name} has no layer {lora.targets!r}; it has {listed}"
-                "; all or attention select several"
-            )
+            raise WorkloadError(error_text("lora.targets", base.name, lora.targets, listed))
         if lora.four_bit:
             for product in self._four_bit_products():
                 block_of(product.inputs)

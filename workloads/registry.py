@@ -20,7 +20,7 @@ from fsdpbench.workloads.families.llama_workload import LlamaWorkload
 from fsdpbench.workloads.families.t5_workload import T5Workload
 from fsdpbench.workloads.families.vision_workloads import DeepViTWorkload, RegNetWorkload
 from fsdpbench.workloads.library import CONTENT, LIBRARY, LibraryWorkload, unpacked
-from fsdpbench.workloads.shape import ShapeError, UnknownModelError, make_shape
+from fsdpbench.workloads.shape import ShapeError, UnknownModelError, error_text, make_shape
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,7 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
         return _of_hf_config(name, overrides)
     for family_name, family in _candidates(name):
         if name == family_name and not overrides and name not in family.sizes:
-            raise ShapeError(
-                f"'{name}' is a family and needs a shape: give one with --shape, or a named size such as "
-                f"{', '.join(list(family.sizes)[:3])}"
-            )
+            raise ShapeError(error_text("registry.no_shape", name, ", ".join(list(family.sizes)[:3])))
         if name == family_name or name in family.sizes:
             base = family.sizes.get(name, {})
             return family.make(_label(name, base, overrides), {**base, **overrides})
@@ -109,10 +106,7 @@ def _of_hf_config(name: str, values: dict[str, object]) -> Workload:
     content = values.pop(CONTENT, None)
     family = _FAMILIES.get(family_name)
     if family is None:
-        raise ShapeError(
-            f"'{name}' is a model of a configuration file, and its shape does not name its family: give the "
-            f"file (--hf-config), or family={DecoderWorkload.family} and all other fields with --shape"
-        )
+        raise ShapeError(error_text("registry.no_family", name, DecoderWorkload.family))
     workload = family.make(name, values)
     workload.library_config = None if content is None else unpacked(str(content))
     return workload

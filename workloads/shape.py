@@ -9,10 +9,13 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import texts_beside
 from fsdpbench.base.numbers import finite_number, whole_number
 
 S = TypeVar("S")
 
+error_text = texts_beside(__file__, "errors.toml")
+"""Returns a text of `errors.toml` by its name, with values in its places."""
 CHANNELS = 3
 """Channels of an image: red, green and blue."""
 _MOST_LAYERS = 10_000

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement, shard_size_of
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.settings import SETTINGS, Settings, Value, show_value
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.devices.detection import profile_of_this_machine
@@ -305,10 +305,7 @@ def cannot_fit(config: Config) -> str | None:
     needed, usable = state_bytes(config), usable_bytes(config)
     if needed is None or usable is None or needed <= usable:
         return None
-    return (
-        f"by arithmetic: parameters, gradients and optimizer alone take {needed / 2**30:,.1f} GiB a "
-        f"GPU, and torch has {usable / 2**30:,.1f} GiB (not simulated)"
-    )
+    return error_text("prediction.cannot_fit", needed / 2**30, usable / 2**30)
 
 
 def usable_bytes(config: Config) -> int | None:

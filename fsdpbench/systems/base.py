@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.sim.model.software import CURRENT
 from fsdpbench.systems import model_code
@@ -79,10 +79,7 @@ class System(ABC):
     def require(self) -> None:
         """Raise `UsageError` if its package is not installed."""
         if not self.is_installed:
-            raise UsageError(
-                f"system {self.name} needs the package {self.package}, which is not installed: "
-                f"{self.installation}"
-            )
+            raise UsageError(error_text("base.not_installed", self.name, self.package, self.installation))
 
     def not_applicable(self, config: Config) -> dict[str, str]:
         """Return why it cannot run `config`, by setting: device, software, and those of `refuses`."""
@@ -173,9 +170,8 @@ def refuse_common(config: Config) -> dict[str, str]:
     if settings.cpu_offload and config.device == "sim":
         state = workload_of(config).training_state_bytes
         if state / size > MOST_OFFLOADED_BYTES:
-            refused["cpu_offload"] = (
-                f"what a rank offloads ({state / size / 2**30:.0f} GiB) is really allocated on this machine, "
-                f"and more than {MOST_OFFLOADED_BYTES / 2**30:.0f} GiB is not: simulate more GPUs"
+            refused["cpu_offload"] = error_text(
+                "base.offloads_too_much", state / size / 2**30, MOST_OFFLOADED_BYTES / 2**30
             )
     refused |= refuse_offload(config) | refuse_narrow(config)
     return refused | _refuse_keeping_last(config) | refuse_lora(config) | refuse_optimizer(config)
@@ -248,15 +244,9 @@ def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
     """Refuse adapters of another dtype: flat ones have one ("Must flatten tensors with uniform dtype")."""
     settings = config.settings
     if settings.lora and settings.lora_base == "4bit":
-        return {
-            "lora_base": "frozen weights are bytes and adapters fp32, and a flat parameter has one dtype: "
-            "use FSDP2"
-        }
+        return {"lora_base": error_text("base.flat_bytes")}
     if settings.lora and settings.param_dtype != "fp32":
-        return {
-            "lora": f"frozen parameters in {settings.param_dtype} and adapters in fp32 are in one unit, and "
-            "a flat parameter has one dtype: use FSDP2, or param_dtype=fp32"
-        }
+        return {"lora": error_text("base.flat_dtypes", settings.param_dtype)}
     return {}
 
 
@@ -296,10 +286,7 @@ def refuse_offload(config: Config) -> dict[str, str]:
     if settings.compile:
         return {name: "a compiled block keeps its saved tensors to itself: leave compile out"}
     if settings.cpu_offload and config.device == "sim":
-        return {
-            name: "copies of shards (cpu_offload) and of activations share a link, and simulated ones do not "
-            "slow each other: use one of them"
-        }
+        return {name: error_text("base.two_offloads")}
     for other in PARALLEL:
         if getattr(settings, other) > 1:
             return {name: f"tensors that {other} saves are parts of others: leave {other} at 1"}

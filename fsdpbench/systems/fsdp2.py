@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.systems.base import BuildContext, System, refuse_common
@@ -198,16 +198,9 @@ class TorchFsdp2(_FullyShardSystem):
     def refuses(self, config: Config) -> dict[str, str]:
         refused = super().refuses(config)
         if _divides_twice(config):
-            refused["ep"] = (
-                "with gloo beside replicas, and with reduce_dtype=fp16, PyTorch's fully_shard divides "
-                "gradients twice where FSDP has one rank (of experts): use a smaller ep, or impl-fsdp2"
-            )
+            refused["ep"] = error_text("fsdp2.divides_twice")
         if config.settings.ep > 1 and not _has_meshes_of_parameters():
-            refused.setdefault(
-                "ep",
-                f"fully_shard of torch {version('torch')} has one mesh for all parameters of a unit "
-                "(2.12 is the first with several): install a later one, or use impl-fsdp2",
-            )
+            refused.setdefault("ep", error_text("fsdp2.one_mesh", version("torch")))
         if config.settings.backward_prefetch != "pre":
             refused["backward_prefetch"] = "PyTorch's fully_shard always prefetches before (`pre`)"
         return refused
@@ -327,10 +320,7 @@ def refuse_symmetric_memory(config: Config, shard_size: int) -> dict[str, str]:
     if why is None and shard_size == 1:
         why = "nothing is gathered where nothing is sharded"
     elif why is None and shard_size > config.ranks_per_node:
-        why = (
-            f"copy engines reach the {config.ranks_per_node} GPUs of a node, and {shard_size} share a copy "
-            "of the model: strategy=HYBRID_SHARD"
-        )
+        why = error_text("fsdp2.copy_engines", config.ranks_per_node, shard_size)
     for other in PARALLEL if why is None else ():
         if getattr(config.settings, other) > 1:
             why = f"groups of {other} beside it were not tried: leave {other} at 1"
@@ -353,7 +343,4 @@ def _of_device(config: Config) -> str | None:
     profile = load_profile(config.hardware)
     if profile.nvlink.copy_engine_gathers:
         return None
-    return (
-        f"no source has figures of all-gathers by copy engines on {profile.name} "
-        "(nvlink.copy_engine_gathers of its profile): --hardware h100-80gb has them"
-    )
+    return error_text("fsdp2.no_figures", profile.name)

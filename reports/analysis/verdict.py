@@ -22,6 +22,7 @@ CPU_BOUND = 0.10
 """Share of the step that the device must wait for the CPU to be called bound by it: steps have edges."""
 
 _REDUCTIONS = ("reduce_scatter", "all_reduce")
+_TEXTS = PATTERNS["findings"]
 
 
 def judge_rank(rank: RankAnalysis) -> Verdict:
@@ -86,8 +87,7 @@ def _root_only(rank: RankAnalysis) -> Iterable[Finding]:
         yield _saving(
             "root_only",
             share,
-            f"The whole model is one FSDP unit, so {_percent(share)} of the step waits for its collectives, "
-            "which nothing can hide: wrap every block",
+            _TEXTS["root_only"].format(share=_percent(share)),
             remedies("root_only"),
         )
 
@@ -110,8 +110,7 @@ def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
         yield _saving(
             f"exposed_{kind}",
             share,
-            f"{_percent(share)} of the step waits for {kind.replace('_', '-')} of gradients: reduce fewer "
-            "bytes or compute more beside it",
+            _TEXTS["exposed_reduction"].format(share=_percent(share), kind=kind.replace("_", "-")),
             remedies("exposed_reduction"),
         )
 
@@ -122,14 +121,9 @@ def _between_layers(rank: RankAnalysis) -> Iterable[Finding]:
     share = sum(by_kind.values()) / rank.time.total
     suggestions = remedies("exposed_between_layers")
     named = " and ".join(kind.replace("_", "-") for kind, exposed in by_kind.items() if exposed)
-    yield Finding(
-        "exposed_between_layers",
-        share,
-        share,
-        f"{_percent(share)} of the step waits for {named} of no FSDP unit, between ranks that share layers: "
-        f"let fewer share them ({_settings(suggestions)}); predicted gain at most {_percent(share)} of it.",
-        suggestions,
-    )
+    places = {"share": _percent(share), "kinds": named, "settings": _settings(suggestions)}
+    text = _TEXTS["exposed_between_layers"].format(**places)
+    yield Finding("exposed_between_layers", share, share, text, suggestions)
 
 
 def _exposed(rank: RankAnalysis, kind: str) -> int:
@@ -171,15 +165,9 @@ def _retries(rank: RankAnalysis) -> Iterable[Finding]:
     times = "once" if per_step == 1 else f"{per_step:.3g} times"
     where = _most_frequent(retry.phase for retry in memory.retries)
     suggestions = remedies("alloc_retries")
-    yield Finding(
-        "alloc_retries",
-        max(share, WORTH),
-        share or None,
-        f"The allocator runs out of memory and retries {times} a step"
-        f"{f', mostly in {where}' if where else ''}; computation stops for {_percent(share)} of the "
-        f"step: need less memory at the same time ({_settings(suggestions)}).",
-        suggestions,
-    )
+    places = {"times": times, "where": f", mostly in {where}" if where else "", "share": _percent(share)}
+    text = _TEXTS["alloc_retries"].format(**places, settings=_settings(suggestions))
+    yield Finding("alloc_retries", max(share, WORTH), share or None, text, suggestions)
 
 
 def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
@@ -188,13 +176,8 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
         return
     share = waiting / rank.time.total
     suggestions = (each for each in remedies("cpu_bound") if not (rank.fused and each.setting == "compile"))
-    yield _saving(
-        "cpu_bound",
-        share,
-        f"{_percent(share)} of the step the device has nothing to do, because the CPU has not launched its "
-        "next kernel yet: more work a launch",
-        tuple(suggestions),
-    )
+    text = _TEXTS["cpu_bound"].format(share=_percent(share))
+    yield _saving("cpu_bound", share, text, tuple(suggestions))
 
 
 _TO_HOST = re.compile(r"DtoH|CopyDeviceToHost")
@@ -215,14 +198,8 @@ def _copies(rank: RankAnalysis) -> Iterable[Finding]:
     elif there or back:
         where, remedy = ("from the host", "copy from pinned memory, before the data are needed")
         where, remedy = ("to the host", "copy less often") if there > back else (where, remedy)
-    yield Finding(
-        "memory_copies",
-        share,
-        share,
-        f"{_percent(share)} of the step the device does nothing but copy memory {where}: {remedy}; "
-        f"predicted gain at most {_percent(share)} of the step.",
-        suggestions,
-    )
+    text = _TEXTS["memory_copies"].format(share=_percent(share), where=where, remedy=remedy)
+    yield Finding("memory_copies", share, share, text, suggestions)
 
 
 _RULES: tuple[Callable[[RankAnalysis], Iterable[Finding]], ...] = (

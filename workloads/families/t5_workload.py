@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsdpbench.workloads.base import BlockFlops, ForwardFlops, Shaped, TokenWorkload
-from fsdpbench.workloads.shape import ShapeError, check_positive, check_share, check_word
+from fsdpbench.workloads.shape import ShapeError, check_positive, check_share, check_word, error_text
 from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
 if TYPE_CHECKING:
@@ -56,10 +56,7 @@ class T5Shape:
         check_share(self, "dropout")
         check_positive(self, "layers", "d_model", "d_ff", "heads", "d_kv", "vocab", "buckets", "max_seq")
         if self.buckets % 4:
-            raise ShapeError(
-                f"shape field buckets is {self.buckets}: it must be a multiple of 4 "
-                "(two directions, near and far)"
-            )
+            raise ShapeError(error_text("t5_workload.buckets", self.buckets))
         check_word(self, "attention", ATTENTIONS)
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from fsdpbench.base.configuration.config import ShapeValue
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.reading import JsonObject
-from fsdpbench.workloads.shape import NotBuiltError, Rope, ShapeError, check_layers
+from fsdpbench.workloads.shape import NotBuiltError, Rope, ShapeError, check_layers, error_text
 
 _LARGEST = 2**63 - 1
 _SHOWN = 60
@@ -122,20 +122,13 @@ class Keys:
         """Refuse a checkpoint in few bits, or of a class without a language head: that is another model."""
         table = self.table("quantization_config")
         if table is not None and table.get("quant_method") not in _EXPANDED:
-            raise ShapeError(
-                f"key quantization_config is {_shown(table)}: weights in few bits are not trained as the "
-                "checkpoint has them. Remove the key to train the model that it was made of; --lora 16 "
-                "--lora-base 4bit freezes linear layers in 4 bits"
-            )
+            raise ShapeError(error_text("keys.quantized", _shown(table)))
         names = self.raw("architectures") or []
         if not isinstance(names, list):
             raise self.misfit("architectures", names, "a list of names")
         for name in names:
             if not str(name).endswith(_WITH_LANGUAGE_HEAD):
-                raise ShapeError(
-                    f"key architectures is {_shown(names)}: a model without its language head, or with "
-                    "another one, is not built. Remove the key to build the language model of the other keys"
-                )
+                raise ShapeError(error_text("keys.no_head", _shown(names)))
 
     def misfit(self, key: str, value: Any, wanted: str) -> ShapeError:
         """Return the error for a value of another kind."""
@@ -303,9 +296,7 @@ def read_rope(keys: Keys, given: JsonObject) -> Rope:
     if names is None:
         raise NotBuiltError(
             "rope_parameters",
-            f"the rotary positions are of type {kind!r}, which is not built here (default, linear, "
-            "llama3 and yarn are; longrope for phi3): remove the key rope_scaling or rope_parameters to "
-            "train at the original context",
+            error_text("keys.rotary", kind),
         )
     if kind != "default" and given.get("factor") is None:
         raise ShapeError(f"the rotary positions are of type {kind}, and lack the key factor")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fsdpbench.answers.explain.advice import Account, Advice, Proposal, account_of, grows, steps_until_full
+from fsdpbench.base.errors import error_text
 from fsdpbench.reports.analysis.out_of_memory import size_text
 from fsdpbench.sweep.trials import Trial
 
@@ -59,10 +60,7 @@ def _without_oom(advice: Advice) -> Iterator[str]:
         yield f"Its first steps, simulated, fit: {peak}."
     else:
         yield f"Simulated, it does not run out of memory: {peak}."
-        yield (
-            "If it did on GPUs: compare the settings, look for other processes on the GPU, or for what the "
-            "simulation does not know (libraries, data of other sizes)."
-        )
+        yield error_text("text.not_on_these_gpus")
     yield from _how(trial)
     yield from growth_lines(account_of(trial))
     if advice.fits or advice.misses or advice.unstopped:
@@ -107,11 +105,7 @@ def growth_lines(account: Account) -> Iterator[str]:
             yield f"Nothing grows from step to step ({len(ends)} steps, {size_text(ends[-1])} at their ends)."
         return
     yield ""
-    yield (
-        f"Memory grows by {size_text(growth.per_step_bytes)} a step. Something keeps it (a list, a "
-        f"sum of losses with its graph). It was "
-        "allocated in:"
-    )
+    yield error_text("text.memory_grows", size_text(growth.per_step_bytes))
     for each in growth.where:
         yield f"  {size_text(each.bytes):>12}  {each.module}" + (f", {each.line}" if each.line else "")
     yield f"At this rate memory runs out after about {steps_until_full(account):,} steps."
@@ -121,10 +115,7 @@ def change_lines(advice: Advice) -> Iterator[str]:
     """Yield the changes of `advice` that fit, and those that are not enough."""
     growing = grows(advice.as_it_is) or grows(advice.roomy)
     if advice.unstopped:
-        yield (
-            "Neither .detach() nor .cpu() of what is kept stops the growth (simulated): find what keeps what "
-            "these lines make. A smaller batch would only delay it."
-        )
+        yield error_text("text.not_detached")
         return
     if advice.roomy.allocated is not None and not growing:
         needed = size_text(advice.roomy.allocated)

@@ -156,10 +156,7 @@ def _add_short_batches(found: Compared, steps: Sequence[_Step]) -> None:
     for step in steps:
         if means := uneven(each for rank in step.sharded for each in rank.divided):
             line, sizes = means
-            what = (
-                f"losses are means over {min(sizes):.6g} to {max(sizes):.6g} elements, so those of short "
-                "batches weigh more: divide each sum by the mean count of all ranks and microbatches"
-            )
+            what = error_text("gradients.unequal_means", min(sizes), max(sizes))
             found.findings.append((what, [""], step.index, Wrapping(line)))
             break
 

@@ -20,7 +20,7 @@ from fsdpbench.answers.tune.per_unit import Chosen, choose, is_safe
 from fsdpbench.answers.tune.point_space import PointSpace, objectives
 from fsdpbench.answers.tune.unit_gain import UnitGain, gained
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import BenchError
+from fsdpbench.base.errors import BenchError, error_text
 from fsdpbench.base.files.documents import to_json, to_toml
 from fsdpbench.base.settings import show_value
 from fsdpbench.base.writing import write_whole
@@ -226,10 +226,7 @@ def _nothing_fits(tried: Sequence[Candidate], goal: Goal) -> str:
     if goal.memory is not None and memories:
         least = min(memories) / 1e9
         return f"nothing of {len(tried)} fits into {goal.memory / 1e9:g} GB; the least needs {least:.1f} GB"
-    return (
-        f"none of the {len(tried)} points that were tried ran: smaller batches, "
-        f"activation_checkpointing=full or more GPUs may"
-    )
+    return error_text("run.nothing_fits", len(tried))
 
 
 def _write(folder: Path, answer: Answer, goal: Goal) -> None:

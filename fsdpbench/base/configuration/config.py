@@ -27,10 +27,7 @@ from fsdpbench.base.settings import SETTINGS, Settings, show_value
 DEVICES = ("cuda", "cpu", "sim")
 DEFAULT_HARDWARE = "a100-80gb"
 ShapeValue = int | float | str | bool
-NO_EMULATION = (
-    "emulate (rank 0 of many on one real device) was removed: measure the device with "
-    "`fsdpbench calibrate -o mine.toml`, then simulate all ranks with --hardware mine.toml"
-)
+NO_EMULATION = error_text("config.no_emulation")
 
 
 @dataclass(frozen=True)

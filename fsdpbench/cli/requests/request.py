@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, NO_EMULATION, Config, Measurement
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.numbers import whole_number
 from fsdpbench.base.settings import Settings, Value, show_value
 from fsdpbench.engine.devices.detection import Choice, choose_device
@@ -92,10 +92,7 @@ class SweepRequest:
         varied += [f"{name} (by condition)" for name in self.of_preset if name not in lists]
         if not varied:
             return None
-        return (
-            f"  the preset {self.preset} varies {', '.join(varied)}; name a setting with several values "
-            "(--batch 4,8) to vary only what you name"
-        )
+        return error_text("request.preset_varies", self.preset, ", ".join(varied))
 
     def announcement(self, points: int, how: str = "") -> str:
         """Return the first line of a sweep: what runs, where and why there. `how`: eager or compiled."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 import fsdpbench.script
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.torch_internals import dynamo_torch_variables, find, replace, trace_rules
 from fsdpbench.script.cuda.device_names import TAKES_DEVICE, own_device
 from fsdpbench.script.cuda.refusals import Replacements
@@ -59,25 +60,12 @@ def compile_notes(compilation: Mapping[str, Any]) -> list[str]:
         notes.append("torch.compile is switched off in this run: the eager program was simulated")
     if _Requests.without_kernels:
         named = ", ".join(sorted(_Requests.without_kernels))
-        notes.append(
-            f"torch.compile with backend={named}: only Inductor fuses kernels; operators of such graphs ran "
-            "one by one, as eager ones do"
-        )
+        notes.append(error_text("compiling.other_backend", named))
     elif wants_compiled() and not graphs:
-        notes.append(
-            "torch.compile compiled no graph: what it was called for was not run, or Dynamo skips it (units "
-            "of FSDP1 without use_orig_params=True, say); the eager program was simulated"
-        )
+        notes.append(error_text("compiling.no_graph"))
     if compilation.get("untuned"):
-        notes.append(
-            "max-autotune times kernels on the GPU: products have the library's price here, and "
-            "FlexAttention that of the part of the scores that its mask leaves"
-        )
-    notes += [
-        f"torch.compile gave up {place}: it was compiled more often than "
-        "torch._dynamo.config.recompile_limit allows, and runs eager from then on"
-        for place in compilation.get("past_recompile_limit", ())
-    ]
+        notes.append(error_text("compiling.max_autotune"))
+    notes += [error_text("compiling.gave_up", place) for place in compilation.get("past_recompile_limit", ())]
     refused = compilation.get("refused", ())
     return notes + [f"{reason}: the eager program was simulated there" for reason in refused]
 

@@ -15,12 +15,10 @@ from typing import Any
 import torch.profiler
 from torch.profiler import ProfilerAction
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.script.cuda.refusals import Replacements
 
-_HINT = (
-    "(simulated: the trace of this run is in the bench's folder and in what was exported; "
-    "`fsdpbench analyze` reads it)"
-)
+_HINT = error_text("profiling.trace_of_run")
 
 
 class ProfilerRequests:

@@ -18,6 +18,7 @@ import torch.cuda.comm
 import torch.cuda.graphs
 import torch.cuda.memory  # noqa: F401 - looked up by name
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.torch_internals import IN_ITS_PLACE, expect, gone
 from fsdpbench.script.own_files import in_a_line
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
@@ -114,10 +115,7 @@ class Replacements:
 
 
 _NAME = re.compile(rf"(\b|'){DEVICE_TYPE}(:\d+|')")
-_WITHOUT_TRITON = (
-    "kernels for the GPU are made only of what torch.compile hands to Inductor; AOTInductor and Inductor's "
-    "own functions are not simulated: use torch.compile, or the eager program"
-)
+_WITHOUT_TRITON = error_text("refusals.no_triton")
 _CUDA_PACKAGES = ("flash_attn", "apex", "transformer_engine", "xformers", "bitsandbytes", "cupy")
 
 

@@ -302,19 +302,13 @@ def _errors(residuals: np.ndarray) -> tuple[float, ...]:
 
 
 def _insensitive(factor: Factor, value: float) -> str:
-    return (
-        f"--fit {factor}: 10 % less of it changes these step times by {value * 10:.1f} % at most; they say "
-        "nothing of it. Give a run that it limits, or fit another factor"
-    )
+    return error_text("fit.changes_less", factor, value * 10)
 
 
 def _too_far(factors: Sequence[Factor], logs: np.ndarray, residuals: np.ndarray) -> str:
     scaled = ", ".join(f"{factor} x{math.exp(log):.2f}" for factor, log in zip(factors, logs, strict=True))
     left = math.expm1(-float(residuals.mean()))
-    return (
-        f"--fit: with {scaled} the simulated step times are still {left:+.1%} off; that is not an error of a "
-        "profile. Compare model, settings, software and the GPUs with what ran, or fit another factor"
-    )
+    return error_text("fit.scaled", scaled, left)
 
 
 # What measured runs can scale in a profile, and the file with it.
