@@ -14,8 +14,8 @@ from fsdpbench.answers.advise.edits import Edit
 from fsdpbench.answers.tune import front
 from fsdpbench.answers.tune.per_unit import Family, Mix, Search, alike, is_safe
 from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.base.configuration.script_source import Variation
 from fsdpbench.base.settings.values import joined, spread
-from fsdpbench.script.variations.sharding import Variation
 from fsdpbench.sweep.trials import Trial
 
 _CHECKPOINT = "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"

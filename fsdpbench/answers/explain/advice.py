@@ -17,11 +17,10 @@ from typing import Any
 import msgspec
 
 from fsdpbench.base.configuration.config import Config, WhatIf
-from fsdpbench.base.configuration.script_source import ScriptSource
+from fsdpbench.base.configuration.script_source import ScriptSource, Variation
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import Effect, Settings, all_trades, show_value
 from fsdpbench.engine.results.records import Status
-from fsdpbench.script.variations.sharding import Variation
 from fsdpbench.sweep.planning import not_applicable, shards, simulated_nodes, without_absent
 from fsdpbench.sweep.trials import Trial, expected, simulate, with_account, with_room
 

@@ -86,7 +86,8 @@ def command(
 
         calibrate_from_results(results, output, device=device, base=base, fit=fit, as_json=as_json)
         return
-    from fsdpbench.lab.calibrate import base_for, calibrate, cuda_machine, simulated_machine
+    from fsdpbench.lab.calibrate.calibration import calibrate
+    from fsdpbench.lab.calibrate.machine import base_for, cuda_machine, simulated_machine
     from fsdpbench.launch.elastic import rehearse_launched
 
     if device == "cuda" and not visible_gpus():
@@ -140,7 +141,7 @@ def _process_group(device: str) -> Iterator[None]:
 
 def calibrate_from_nccl_tests(paths: Sequence[Path], output: Path, base: str | None, as_json: bool) -> None:
     """Fit the network of the packaged profile `base` to tables of nccl-tests and write the profile."""
-    from fsdpbench.lab.calibrate import packaged
+    from fsdpbench.lab.calibrate.machine import packaged
     from fsdpbench.lab.calibrate.nccl_tests import points_of_files
     from fsdpbench.lab.calibrate.network_fit import fit_network
 
@@ -156,8 +157,8 @@ def calibrate_from_nccl_tests(paths: Sequence[Path], output: Path, base: str | N
 
 def calibrate_from_traces(paths: Sequence[Path], output: Path, base: str | None, as_json: bool) -> None:
     """Fit the packaged profile `base` (default: the one like the traces' GPU) to traces and write it."""
-    from fsdpbench.lab.calibrate import packaged
     from fsdpbench.lab.calibrate.from_trace import fit_trace, read_samples
+    from fsdpbench.lab.calibrate.machine import packaged
 
     samples = read_samples(paths)
     base = base or profile_like(samples.device, samples.memory)

@@ -13,6 +13,7 @@ import torch.distributed.fsdp as fsdp
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
+from fsdpbench.base.configuration.script_source import Variation
 from fsdpbench.base.settings.values import spread
 from fsdpbench.base.torch_internals import BaseDataLoaderIter
 from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
@@ -24,7 +25,7 @@ from fsdpbench.script.interposing import (
 )
 from fsdpbench.script.model_blocks import blocks_of, has_units, roots, stacked
 from fsdpbench.script.observed.waits import Waits
-from fsdpbench.script.variations.sharding import NoEffectError, Variation
+from fsdpbench.script.variations.sharding import NoEffectError
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.device_module import Event
 

@@ -1,10 +1,9 @@
-"""The variations by name, and those of the units: arguments of `fully_shard` and FSDP1, and other units."""
+"""The variations of the units: arguments of `fully_shard` and FSDP1, and other units."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
+from fsdpbench.base.configuration.script_source import Variation
 from fsdpbench.script.interposing import (
     Arguments,
     around,
@@ -116,57 +116,6 @@ def _make_on_the_device() -> None:
         return original(module, device="cuda" if on_host else device, **options)
 
     around(nn.Module, "to_empty", to_empty)
-
-
-class Variation(StrEnum):
-    """A variation of a script. Some take a number after `=` (`loader-time=0.05/4`)."""
-
-    CHECKPOINT = "checkpoint"
-    """Every wrapped unit computes its forward again in backward."""
-    NO_CHECKPOINT = "no-checkpoint"
-    NO_SAVE_ON_CPU = "no-save-on-cpu"
-    """Nothing is computed again."""
-    BY_UNIT = "by-unit"
-    """Some blocks recompute, some offload, some units stay gathered: `by-unit=RECOMPUTE/OFFLOAD/RESHARD`."""
-    RESHARD = "reshard"
-    """Units free their parameters after forward, whatever the script says."""
-    KEEP = "keep"
-    """Units keep their parameters from forward to backward."""
-    HALF_BATCH = "half-batch"
-    DOUBLE_BATCH = "double-batch"
-    WRAP_BLOCKS = "wrap-blocks"
-    """Each of the model's repeated blocks is a unit, and the model around them."""
-    WRAP_ROOT = "wrap-root"
-    """The module around all units is one, too."""
-    WRAP_PAIRS = "wrap-pairs"
-    """Two blocks in a row are one unit."""
-    PREFETCH = "prefetch"
-    """Forward prefetches the next unit; backward too, where that was switched off."""
-    BACKWARD_PREFETCH = "backward-prefetch"
-    """FSDP1: backward prefetches, as it does by default."""
-    NO_FORWARD_PREFETCH = "no-forward-prefetch"
-    LIMIT = "limit"
-    """FSDP1's rate limiter."""
-    HYBRID = "hybrid"
-    """Sharded inside a node, replicated over nodes."""
-    BF16 = "bf16"
-    """Parameters are gathered, and products computed, in bf16."""
-    NO_OFFLOAD = "no-offload"
-    """Shards stay on the GPU."""
-    FUSED = "fused"
-    """The optimizer's fused kernel."""
-    NONE_GRADS = "none-grads"
-    """`zero_grad` drops gradients."""
-    COMPILE = "compile"
-    """Every wrapped unit is compiled."""
-    NO_WAITS = "no-waits"
-    """The CPU does not wait where the script's own lines make it wait."""
-    DETACH_KEPT = "detach-kept"
-    """Tensors that are kept from step to step are detached from their graphs."""
-    HOST_KEPT = "host-kept"
-    """Tensors that are kept from step to step are detached and moved to the host."""
-    LOADER_TIME = "loader-time"
-    """A batch takes the host this long: `loader-time=SECONDS/WORKERS`."""
 
 
 class NoEffectError(RuntimeError):

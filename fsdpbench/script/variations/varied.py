@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
+from fsdpbench.base.configuration.script_source import Variation
 from fsdpbench.script.interposing import after_parsing, around_init
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.variations.programs import (
@@ -28,7 +29,7 @@ from fsdpbench.script.variations.programs import (
     NotSaved,
     NoWaits,
 )
-from fsdpbench.script.variations.sharding import Argument, Blocks, Pairs, Root, Variation
+from fsdpbench.script.variations.sharding import Argument, Blocks, Pairs, Root
 from fsdpbench.sim import Simulation
 
 

@@ -31,6 +31,7 @@ print(sorted(name for name in {{*sys.modules}} - before if name.startswith(("tor
 """
 _PLANNED = """
 import sys
+import fsdpbench.answers.explain, fsdpbench.answers.tune.run, fsdpbench.lab.expect, fsdpbench.sweep.runner
 from fsdpbench.base.settings import Settings
 from fsdpbench.systems import get_system
 from fsdpbench.sweep.planning import make_config, make_target
