@@ -21,7 +21,7 @@ _WIDE = SETTINGS[_NAME].default
 _TABLES = {"fp8": ("fp8",), "mxfp8": ("fp8", "nvfp4"), "nvfp4": ("nvfp4",)}
 """Tables of products that a chip's profile must have; only chips with nvfp4 multiply in mxfp8."""
 _MULTIPLES = {"fp8": 16, "mxfp8": 32, "nvfp4": 16}
-"""Rows and columns of a product must be multiples of these."""
+"""Both sizes of a layer and the tokens of a microbatch must divide by these, as torch's products demand."""
 
 
 def refuse_narrow(config: Config) -> dict[str, str]:

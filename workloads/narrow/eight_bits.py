@@ -32,8 +32,6 @@ from torch import Tensor, nn
 from fsdpbench.base.torch_internals import tree_map_only, wrapper_subclass
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-MULTIPLE = 16
-"""Both sizes of a layer and the number of tokens must divide by it, as `torch._scaled_mm` demands."""
 _SMALLEST = 1e-12
 
 
