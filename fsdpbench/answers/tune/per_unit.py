@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from fsdpbench.answers.tune.front import Candidate
 from fsdpbench.base.configuration.config import Config
@@ -310,6 +309,8 @@ def _base_of(config: Config) -> Config:
 def family_of(base: Config) -> Family:
     """Return the family of a configuration. Raises `UsageError` for a model without blocks."""
     workload, wrap = workload_named(base), base.settings.wrap
+    import torch
+
     with torch.device("meta"):
         model = workload.build()
     seen: dict[tuple[str, int], int] = {}
