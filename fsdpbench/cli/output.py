@@ -61,11 +61,16 @@ def terminal_width() -> int | None:
 
 
 def make_console(stderr: bool = False, width_of_pipe: int = _PIPE_WIDTH) -> Console:
-    """Return a console that cleans its output; plain and `width_of_pipe` columns wide without a terminal."""
+    """Return a console of clean text; without a terminal plain, only tables folded, at `width_of_pipe`."""
     from rich.console import Console, RenderableType
     from rich.segment import Segment
+    from rich.text import Text
 
     class PrintableConsole(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            folds = self.is_terminal or not all(isinstance(each, str | Text) for each in objects)
+            super().print(*objects, **{"soft_wrap": not folds} | options)
+
         def render(self, renderable: RenderableType, options: Any = None) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
                 if segment.control:

@@ -35,7 +35,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     entries = sorted(ranking.rank(view), key=_order)
     listed = entries[:_MOST_ROWS] if console.is_terminal else entries
     for line in best_lines(view):
-        console.print(Text(line, style="bold"), soft_wrap=not console.is_terminal)
+        console.print(Text(line, style="bold"))
     console.print()
     shared = shared_words([entry.rank for entry in entries])
     settings = setting_columns(
