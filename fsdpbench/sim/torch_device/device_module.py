@@ -235,10 +235,24 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
             ACCELERATOR.sanitizer.host_waits_for_all()
 
 
-class SimulatedDeviceGuard(DeviceGuard):
-    """torch's guard of a device written in Python, which answers without a call of Python."""
+_type_of_device = repeat(private_use_1).__next__
 
-    type_ = repeat(private_use_1).__next__
+
+class SimulatedDeviceGuard(DeviceGuard):
+    """torch's guard of a device written in Python.
+
+    The engine asks it also while the error of a hook leaves a node of backward. Python lets no call succeed
+    then, and torch would end the process: so the error is kept, and raised again behind the engine.
+    """
+
+    @staticmethod
+    def type_() -> Any:
+        """Return the type of the device."""
+        try:
+            return _type_of_device()
+        except SystemError as error:
+            ACCELERATOR.backward.keep_error(error.__cause__ or error)
+            return private_use_1
 
 
 _PRIVATE_USE_1 = 20  # c10::DeviceType::PrivateUse1
