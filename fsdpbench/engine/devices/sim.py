@@ -85,7 +85,7 @@ class Tells:
     @property
     def unknown_operators(self) -> dict[str, int]:
         """Return operators priced by their bytes alone, with how often they ran."""
-        return self._open_simulation().unknown_operators
+        return dict(sorted(self._open_simulation().accelerator.unknown_operators.items()))
 
     @property
     def network_share(self) -> float | None:
@@ -155,7 +155,7 @@ class SimDevice(Tells):
             attention=self._config.settings.attention,
             of_models=replacements.MECHANISMS,
         )
-        self._simulation.on_out_of_memory = self._report_out_of_memory
+        self._simulation.accelerator.on_out_of_memory = self._report_out_of_memory
         if self._what_if.account:
             self._account = MemoryAccount(
                 self._simulation.accelerator, lambda: None if self.line is None else self.line()
@@ -240,7 +240,7 @@ class SimDevice(Tells):
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
         self._report_out_of_memory = report
         if self._simulation is not None:
-            self._simulation.on_out_of_memory = report
+            self._simulation.accelerator.on_out_of_memory = report
 
     def peak_flops(self, compute_type: str) -> float | None:
         return (self._profile.narrow_peak_flops | self._profile.peak_flops).get(compute_type)

@@ -77,7 +77,8 @@ class BackwardStreams:
         self._keep = keep
         self.is_active = False
         self._runs: list[_Run] = []
-        self._errors: list[BaseException] = []
+        self.errors: list[BaseException] = []
+        """Errors of hooks, without which the engine fails with a `SystemError`."""
         # Node numbers from which another stream was current, and those streams.
         self._numbers = [0]
         self._streams = [DEFAULT_STREAM]
@@ -112,19 +113,8 @@ class BackwardStreams:
                 node: Any = parameter.expand_as(parameter).grad_fn
                 node.next_functions[0][0].metadata[_STREAM] = self._accelerator.stream
 
-    def keep_error(self, error: BaseException) -> None:
-        """Keep the error of a hook, without which the engine fails with a `SystemError`."""
-        self._errors.append(error)
-
-    def run(self, backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the engine; finally the caller's stream waits for all gradients. Raise the errors of hooks."""
-        try:
-            return self._run(backward, *args, **kwargs)
-        except SystemError as error:
-            failed = error
-        raise self._errors.pop() if self._errors else failed
-
-    def _run(self, backward: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self, backward: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the engine; finally the caller's stream waits for all gradients."""
         caller = self._accelerator.stream
         if caller == DEFAULT_STREAM and len(self._streams) == 1 and not self._runs:
             return backward(roots, *args, **kwargs)  # one stream in all of the program

@@ -235,9 +235,6 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
             ACCELERATOR.sanitizer.host_waits_for_all()
 
 
-_type_of_device = repeat(private_use_1).__next__
-
-
 class SimulatedDeviceGuard(DeviceGuard):
     """torch's guard of a device written in Python.
 
@@ -249,12 +246,13 @@ class SimulatedDeviceGuard(DeviceGuard):
     def type_() -> Any:
         """Return the type of the device."""
         try:
-            return _type_of_device()
+            return _type_of_device()  # fails while an error is set
         except SystemError as error:
-            ACCELERATOR.backward.keep_error(error.__cause__ or error)
+            ACCELERATOR.backward.errors.append(error.__cause__ or error)
             return private_use_1
 
 
+_type_of_device = repeat(private_use_1).__next__
 _PRIVATE_USE_1 = 20  # c10::DeviceType::PrivateUse1
 
 

@@ -72,7 +72,7 @@ def test_out_of_memory_has_torch_s_message_and_calls_back() -> None:
 
     sim = start()
     heard: list[str] = []
-    sim.on_out_of_memory = heard.append
+    sim.accelerator.on_out_of_memory = heard.append
     kept = [torch.empty(16 * 1024 * MIB // 4, device="sim") for _ in range(4)]
     with pytest.raises(torch.OutOfMemoryError, match=r"out of memory\. Tried to allocate 20\.00 GiB"):
         torch.empty(20 * 1024 * MIB // 4, device="sim")

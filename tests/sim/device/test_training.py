@@ -39,7 +39,7 @@ def test_steps_repeat_exactly(system: str) -> None:
         )
     assert observed[3] == observed[4], observed
     assert observed[3][0] > 100_000
-    assert sim.unknown_operators == {}
+    assert sim.accelerator.unknown_operators == {}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_gradients_are_clipped_and_scaled(fused: bool) -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    assert sim.unknown_operators == {}
+    assert sim.accelerator.unknown_operators == {}
 
 
 def test_the_sharding_shortcut_answers_as_torch_does() -> None:
@@ -322,7 +322,7 @@ def test_fsdp2_s_settings_run(options: dict[str, object]) -> None:
     for _ in range(2):
         step()
     sim.synchronize()
-    assert sim.unknown_operators == {}
+    assert sim.accelerator.unknown_operators == {}
 
 
 @pytest.mark.plain_cases("_HYBRID_SHARD_ZERO2", "NO_SHARD")
@@ -340,4 +340,4 @@ def test_fsdp1_s_strategies_run(strategy: str) -> None:
     for _ in range(2):
         step()
     sim.synchronize()
-    assert sim.unknown_operators == {}
+    assert sim.accelerator.unknown_operators == {}

@@ -101,12 +101,8 @@ def _hide_the_simulator() -> None:
 
 
 def _compile_whole_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Let Dynamo begin with a step's own frame, since hooks that watch steps break the graph before it.
-
-    By itself it begins no frame that has no tensor and does not name torch.
-    """
-    code = getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
-    if code is not None:
+    """Let Dynamo begin with a step that does not name torch: hooks that watch it break the graph before."""
+    if code := getattr(inspect.unwrap(type(optimizer).step), "__code__", None):
         dynamo_always_compiled[code] = True
 
 
