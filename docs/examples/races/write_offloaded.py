@@ -21,10 +21,10 @@ for _ in range(4):
     model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-    with torch.no_grad():
-        model(torch.randn(64, 1024, device="cuda"))
-        # Missing: torch.cuda.synchronize()
-        for parameter in model.parameters():
-            parameter.mul_(0.999)
+with torch.no_grad():
+    model(torch.randn(64, 1024, device="cuda"))
+    # Missing: torch.cuda.synchronize()
+    for parameter in model.parameters():
+        parameter.mul_(0.999)
 
 dist.destroy_process_group()
