@@ -93,7 +93,7 @@ class _Run:
         self.steps = Steps(self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end)
         self.steps.slows_link &= not self.source.check_ranks  # whose steps are counted
         self._ends: list[float] = []
-        self.device.on_out_of_memory(self._out_of_memory)
+        self.simulation.accelerator.on_out_of_memory = self._out_of_memory
         self.optimizers = Optimizers(self.own_files)
         counted = self.optimizers if self.source.steps_by is StepsBy.OPTIMIZER else self.requests
         counted.on_step = self._step_ended

@@ -190,6 +190,11 @@ class Simulation:
         found = self.accelerator.sanitizer
         return found if isinstance(found, Sanitizer) else None
 
+    @property
+    def unknown_operators(self) -> dict[str, int]:
+        """Return launches, by name, of operators without a cost model, which were priced by their bytes."""
+        return dict(sorted(self.accelerator.unknown_operators.items()))
+
     def take_launched(self) -> dict[str, float]:
         """Return seconds of kernels and of copies over the host link since the last call, each alone."""
         timeline = self.accelerator.timeline

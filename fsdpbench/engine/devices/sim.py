@@ -85,7 +85,7 @@ class Tells:
     @property
     def unknown_operators(self) -> dict[str, int]:
         """Return operators priced by their bytes alone, with how often they ran."""
-        return dict(sorted(self._open_simulation().accelerator.unknown_operators.items()))
+        return self._open_simulation().unknown_operators
 
     @property
     def network_share(self) -> float | None:
@@ -239,8 +239,6 @@ class SimDevice(Tells):
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
         self._report_out_of_memory = report
-        if self._simulation is not None:
-            self._simulation.accelerator.on_out_of_memory = report
 
     def peak_flops(self, compute_type: str) -> float | None:
         return (self._profile.narrow_peak_flops | self._profile.peak_flops).get(compute_type)

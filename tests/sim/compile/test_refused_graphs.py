@@ -113,7 +113,7 @@ def test_an_operator_of_the_users_own_runs_at_its_price() -> None:
     simulation.synchronize()
     assert 7_000_000 < simulation.cpu_ns() - began < 7_200_000
     assert REPORT.to_dict()["fallbacks"] == {"of_a_test.norm.default": 1}
-    assert simulation.accelerator.unknown_operators == {}
+    assert simulation.unknown_operators == {}
 
 
 @pytest.mark.campaign

@@ -88,7 +88,7 @@ def test_attention(dtype: str) -> None:
         ran += not isinstance(got, Exception)
     assert not differing, differing
     assert ran > 60
-    assert sim.accelerator.unknown_operators == {}
+    assert sim.unknown_operators == {}
 
 
 @pytest.mark.parametrize(
