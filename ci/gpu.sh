@@ -29,6 +29,7 @@ part() { # NAME LIMIT_S COMMAND...
 
 # One point a system: every setting that the default sweep would vary has one value.
 fixed=(--wrap block --backward-prefetch pre --limit-all-gathers 2 --reduce-dtype fp32)
+fixed+=(--strategy FULL_SHARD --forward-prefetch 0 --compile false --activation-checkpointing none)
 fixed+=(--system impl-fsdp2,torch-fsdp2,impl-fsdp1,torch-fsdp1)
 small=gpt-350m large=gpt-2.8b repeat=3 families=()
 [ "${QUICK:-0}" = 1 ] && small=gpt-tiny large=gpt-tiny repeat=1 families=(--tiny)

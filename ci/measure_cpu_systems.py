@@ -28,7 +28,8 @@ MODELS = {
 }
 SWEEP = (
     "sweep --model gpt --gpus 2 --device cpu --wrap block --param-dtype fp32 --reduce-dtype fp32 "
-    "--activation-checkpointing none --optimizer adamw --backward-prefetch pre --limit-all-gathers 2"
+    "--activation-checkpointing none --optimizer adamw --backward-prefetch pre --limit-all-gathers 2 "
+    "--strategy FULL_SHARD --forward-prefetch 0 --compile false"
 )
 
 

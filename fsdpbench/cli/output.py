@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_PIPE_WIDTH = 200
-
 
 def say(message: object) -> None:
     """Print the error that ends the command: one line, of bounded length."""
@@ -60,12 +58,17 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
-def make_console(stderr: bool = False, width_of_pipe: int = _PIPE_WIDTH) -> Console:
-    """Return a console that cleans its output; plain and `width_of_pipe` columns wide without a terminal."""
+def make_console(stderr: bool = False, width_of_pipe: int = 200) -> Console:
+    """Return a console of clean text; without a terminal plain, only tables folded, at `width_of_pipe`."""
     from rich.console import Console, RenderableType
     from rich.segment import Segment
+    from rich.text import Text
 
     class PrintableConsole(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            folds = self.is_terminal or not all(isinstance(each, str | Text) for each in objects)
+            super().print(*objects, **{"soft_wrap": not folds} | options)
+
         def render(self, renderable: RenderableType, options: Any = None) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
                 if segment.control:

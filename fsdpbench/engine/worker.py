@@ -74,8 +74,6 @@ def run_rank(config: Config, placement: Placement, folder: Path) -> Status:
     except torch.OutOfMemoryError as error:
         out_of_memory(str(error))
     except BaseException as error:
-        if record.status is Status.OOM and isinstance(error, SystemError):
-            return record.status  # what a hook of backward raised was lost on the way; the record says it
         record.add_sanitizer(getattr(device, "sanitizer", None))
         record.status, record.cause = Status.ERROR, f"{type(error).__name__}: {_first_line(str(error))}"
         write_record(record, folder)

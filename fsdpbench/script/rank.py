@@ -93,7 +93,7 @@ class _Run:
         self.steps = Steps(self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end)
         self.steps.slows_link &= not self.source.check_ranks  # whose steps are counted
         self._ends: list[float] = []
-        self.device.on_out_of_memory(self._out_of_memory)
+        self.simulation.accelerator.on_out_of_memory = self._out_of_memory
         self.optimizers = Optimizers(self.own_files)
         counted = self.optimizers if self.source.steps_by is StepsBy.OPTIMIZER else self.requests
         counted.on_step = self._step_ended
@@ -140,8 +140,6 @@ class _Run:
     def execute(self) -> tuple[Status, str | None]:
         """Run the script; return its status, and the cause of an end in error."""
         status, cause = _execute(self.source, self.own_files, self.decisions, self.recorder)
-        if self.record.status is Status.OOM and (cause or "").startswith(SystemError.__name__):
-            status, cause = Status.OOM, self.record.cause  # a hook of backward raised it, and C++ lost it
         if self.varied is not None and status is Status.OK and not self.varied.count:
             status, cause = Status.ERROR, str(NoEffectError(self.varied.variation))
         if self.recorder is not None:
@@ -287,7 +285,7 @@ def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
     def sleep(seconds: float) -> None:
         real_sleep(seconds)
         if asked_by_script():
-            simulation.advance_cpu(round(seconds * 1e9))
+            simulation.accelerator.timeline.cpu += round(seconds * 1e9)
 
     replacements: dict[str, Callable[..., object]] = {
         "perf_counter": lambda: simulation.cpu_ns() / 1e9,

@@ -111,7 +111,7 @@ def _map_out_of_memory(simulation: Simulation) -> None:
             free, total = torch.cuda.mem_get_info()
             observe(0, 0, total, free)
 
-        simulation.on_out_of_memory = report
+        simulation.accelerator.on_out_of_memory = report
 
     replace(device, cuda_attach_out_of_memory_observer=attach)
 

@@ -180,10 +180,6 @@ class Simulation:
         """Return the CPU's simulated time in nanoseconds."""
         return self.accelerator.timeline.cpu
 
-    def advance_cpu(self, ns: int) -> None:
-        """Advance the CPU, busy or asleep, by `ns`."""
-        self.accelerator.timeline.cpu += ns
-
     def synchronize(self) -> None:
         """Block the simulated CPU until the device is idle."""
         torch.get_device_module(DEVICE_TYPE).synchronize()
@@ -195,26 +191,9 @@ class Simulation:
         return found if isinstance(found, Sanitizer) else None
 
     @property
-    def operators_launched(self) -> int:
-        """Return the number of kernels launched so far."""
-        return self.accelerator.operators_launched
-
-    @property
     def unknown_operators(self) -> dict[str, int]:
         """Return launches, by name, of operators without a cost model, which were priced by their bytes."""
         return dict(sorted(self.accelerator.unknown_operators.items()))
-
-    @property
-    def on_out_of_memory(self) -> Callable[[str], None] | None:
-        """Set a function called with the message before `torch.OutOfMemoryError` is raised.
-
-        An exception in a hook of backward ends the process: the function must write what has to be kept.
-        """
-        return self.accelerator.on_out_of_memory
-
-    @on_out_of_memory.setter
-    def on_out_of_memory(self, callback: Callable[[str], None] | None) -> None:
-        self.accelerator.on_out_of_memory = callback
 
     def take_launched(self) -> dict[str, float]:
         """Return seconds of kernels and of copies over the host link since the last call, each alone."""

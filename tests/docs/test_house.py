@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ PACKAGES = ("impl", "fsdpbench", "workloads", "reports")
 MOST_LINES = 600
 MOST_LINES_OF_A_FUNCTION = 50
 MOST_METHODS = 20
+MOST_BYTES = 256 * 1024
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # What an outside interface makes long: of these the body is counted, without signature and docstring.
@@ -111,6 +113,15 @@ def test_files_are_short() -> None:
     tests = ((str(path.relative_to(ROOT)), path.read_text()) for path in (ROOT / "tests").rglob("*.py"))
     counted = {name: len(text.splitlines()) for name, text in (*sources(), *tests)}
     assert {name: lines for name, lines in counted.items() if lines >= MOST_LINES} == {}
+
+
+def test_no_tracked_file_is_large() -> None:
+    """Weights and data that a program makes in the checkout would be cloned by everybody."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [ROOT / name for name in tracked.stdout.split("\0") if name]
+    sizes = {str(path.relative_to(ROOT)): path.stat().st_size for path in paths if path.is_file()}
+    assert sizes
+    assert {name: size for name, size in sizes.items() if size > MOST_BYTES} == {}
 
 
 def test_no_row_of_a_table_has_more_cells_than_columns() -> None:

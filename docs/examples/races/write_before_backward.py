@@ -15,6 +15,7 @@ model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
 for layer in model:
     fully_shard(layer)
 fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
 for _ in range(4):
     loss = model(torch.randn(64, 1024, device="cuda")).square().mean()
@@ -23,5 +24,7 @@ for _ in range(4):
             parameter.clamp_(-1, 1)
     # Missing: streams of gathers that wait for the line above; torch offers none before backward.
     loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 dist.destroy_process_group()

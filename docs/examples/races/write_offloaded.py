@@ -15,12 +15,16 @@ model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])
 for layer in model:
     fully_shard(layer, offload_policy=CPUOffloadPolicy())
 fully_shard(model, offload_policy=CPUOffloadPolicy())
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
 for _ in range(4):
-    with torch.no_grad():
-        model(torch.randn(64, 1024, device="cuda"))
-        # Missing: torch.cuda.synchronize()
-        for parameter in model.parameters():
-            parameter.mul_(0.999)
+    model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+with torch.no_grad():
+    model(torch.randn(64, 1024, device="cuda"))
+    # Missing: torch.cuda.synchronize()
+    for parameter in model.parameters():
+        parameter.mul_(0.999)
 
 dist.destroy_process_group()

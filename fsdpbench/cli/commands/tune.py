@@ -184,7 +184,7 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     console.print(Text(f"{simulated}best is {units.words_of(best)}, {how}", style="bold"))
     if answer.per_unit is not None:
         console.print(Text(answer.per_unit.words()))
-    console.print(_tried(answer, points), highlight=False, soft_wrap=not console.is_terminal)
+    console.print(_tried(answer, points), highlight=False)
     # Paths in lines of their own, never folded: they are there to be copied.
     files = {"best": "best.toml", "as code": "best_*.py", "by unit": "per_unit.svg", "report": "report.html"}
     for what, where in files.items():

@@ -35,7 +35,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     entries = sorted(ranking.rank(view), key=_order)
     listed = entries[:_MOST_ROWS] if console.is_terminal else entries
     for line in best_lines(view):
-        console.print(Text(line, style="bold"), soft_wrap=not console.is_terminal)
+        console.print(Text(line, style="bold"))
     console.print()
     shared = shared_words([entry.rank for entry in entries])
     settings = setting_columns(
@@ -115,8 +115,8 @@ def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
     finished = [row for row in rows if row.status is Status.OK]
     machines = {(row.hardware.get("name"), row.result.software): row for row in finished if row.simulated}
     measured = [row for row in finished if not row.simulated]
-    doubtful = [warnings for row in measured if (warnings := _warnings(row))]
-    lines = [text for row in machines.values() for text in _warnings(row)]
+    doubtful = [row.result.warnings for row in measured if row.result.warnings]
+    lines = [text for row in machines.values() for text in row.result.warnings]
     if doubtful:
         kinds = dict.fromkeys(text.split(":")[0] for warnings in doubtful for text in warnings)
         lines.append(f"{len(doubtful)} of {len(measured)} measured: {'; '.join(kinds)}")
@@ -124,12 +124,8 @@ def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
         return
     console.print()
     for line in dict.fromkeys(lines):
-        console.print(Text(f"Doubtful: {line}", style="yellow"), soft_wrap=True)
+        console.print(Text(printable(f"Doubtful: {line}"), style="yellow"), soft_wrap=True)
     console.print("  environment.warnings in each result.json tells more.", highlight=False)
-
-
-def _warnings(row: Configuration) -> list[str]:
-    return [printable(text) for text in row.result.warnings]
 
 
 def _print_intervals(console: Console, entries: Sequence[ranking.Ranked], shared: Sequence[str]) -> None:

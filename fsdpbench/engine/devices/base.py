@@ -100,7 +100,7 @@ class Device(Protocol):
         """Return the number in `loss`; `None` where tensors hold no numbers."""
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
-        """Call `report(message)` before an out-of-memory error unwinds; a backward hook may end there."""
+        """Call `report(message)` before an out-of-memory error unwinds, with what holds memory then."""
 
     def peak_flops(self, compute_type: str) -> float | None:
         """Return the peak FLOP/s in `bf16`, `fp16`, `tf32` or `fp32`; `None` if unknown."""

@@ -155,7 +155,7 @@ class SimDevice(Tells):
             attention=self._config.settings.attention,
             of_models=replacements.MECHANISMS,
         )
-        self._simulation.on_out_of_memory = self._report_out_of_memory
+        self._simulation.accelerator.on_out_of_memory = self._report_out_of_memory
         if self._what_if.account:
             self._account = MemoryAccount(
                 self._simulation.accelerator, lambda: None if self.line is None else self.line()
@@ -239,8 +239,6 @@ class SimDevice(Tells):
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
         self._report_out_of_memory = report
-        if self._simulation is not None:
-            self._simulation.on_out_of_memory = report
 
     def peak_flops(self, compute_type: str) -> float | None:
         return (self._profile.narrow_peak_flops | self._profile.peak_flops).get(compute_type)

@@ -1,7 +1,6 @@
 """The ranks' records: `rank{r}_record.json` beside each trace, written whole or not at all.
 
-A record is written once per outcome of the rank, also before an out-of-memory error unwinds, since an
-exception inside a backward hook ends the process.
+A record is written once per outcome of the rank, also before an out-of-memory error unwinds.
 """
 
 from __future__ import annotations

@@ -77,6 +77,8 @@ class BackwardStreams:
         self._keep = keep
         self.is_active = False
         self._runs: list[_Run] = []
+        self.errors: list[BaseException] = []
+        """Errors of hooks, without which the engine fails with a `SystemError`."""
         # Node numbers from which another stream was current, and those streams.
         self._numbers = [0]
         self._streams = [DEFAULT_STREAM]

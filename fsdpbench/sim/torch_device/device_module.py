@@ -236,11 +236,23 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
 
 
 class SimulatedDeviceGuard(DeviceGuard):
-    """torch's guard of a device written in Python, which answers without a call of Python."""
+    """torch's guard of a device written in Python.
 
-    type_ = repeat(private_use_1).__next__
+    The engine asks it also while the error of a hook leaves a node of backward. Python lets no call succeed
+    then, and torch would end the process: so the error is kept, and raised again behind the engine.
+    """
+
+    @staticmethod
+    def type_() -> Any:
+        """Return the type of the device."""
+        try:
+            return _type_of_device()  # fails while an error is set
+        except SystemError as error:
+            ACCELERATOR.backward.errors.append(error.__cause__ or error)
+            return private_use_1
 
 
+_type_of_device = repeat(private_use_1).__next__
 _PRIVATE_USE_1 = 20  # c10::DeviceType::PrivateUse1
 
 

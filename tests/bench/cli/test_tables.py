@@ -7,7 +7,9 @@ import random
 from typing import Any
 
 import pytest
+from rich.text import Text
 
+from fsdpbench.cli.output import make_console, make_table
 from fsdpbench.cli.terminal.table import Column, fitting, setting_columns, total
 from fsdpbench.reports.pages.display import phrase, within
 
@@ -55,6 +57,19 @@ def test_what_a_narrow_table_leaves_out_is_said_below_it(width: int) -> None:
             changed = " ".join(by_title["changed"].cells[index].split()) if "changed" in by_title else ""
             varies = column.title in [each.title for each in settings]
             assert not varies or column.title in by_title or words in changed or words in base
+
+
+def test_lines_into_a_pipe_are_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    """A sentence can be searched for; a table keeps the width that it is given."""
+    sentence = "stays the recommendation " * 20
+    console = make_console(width_of_pipe=80)
+    for printed in (sentence, Text(sentence)):
+        console.print(printed)
+        assert capsys.readouterr().out.rstrip() == sentence.rstrip()
+    console.print(make_table({"name": False, "words": False}, [("one", sentence)]))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 5
+    assert max(map(len, lines)) <= 80
 
 
 def test_phrases_are_those_of_the_field() -> None:

@@ -75,7 +75,7 @@ def test_segmentation_fault(cpu_config, launch):
 def test_rank_that_leaves_without_a_word(cpu_config, launch):
     launched = launch(cpu_config(), faulty(lambda: os._exit(5)))
     assert launched.outcome.status is Status.CRASH
-    assert launched.outcome.cause == "rank 1: ended with exit code 5"
+    assert launched.outcome.cause == "rank 1: exit code 5"
 
 
 @pytest.mark.campaign

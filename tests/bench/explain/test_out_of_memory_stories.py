@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.answers.explain.advice import Change, account_of, grows, steps_until_full
-from fsdpbench.base.configuration.config import Config, WhatIf
-from fsdpbench.base.settings.table import Settings
-from fsdpbench.engine import worker
-from fsdpbench.engine.devices.base import Placement
-from fsdpbench.engine.results.records import RankRecord, Status
+from fsdpbench.base.configuration.config import WhatIf
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import Trial
 
@@ -178,28 +174,3 @@ def test_a_change_of_a_varied_script_is_done_beside_the_variation() -> None:
     after = WhatIf(allocator="x:1").after(earlier)
     assert (after.allocator, after.variation, after.account) == ("x:1", "detach-kept", True)
     assert Change("a", "").with_(Change("b", "", unpriced=True)).unpriced
-
-
-def test_what_cxx_makes_of_an_out_of_memory_error_is_one_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An exception that a hook of backward raises is lost at times: "returned NULL without setting an
-    exception"."""
-
-    def measure(config: Any, placement: Any, device: Any, record: RankRecord, folder: Path) -> None:
-        device.tell("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        raise SystemError("run_backward returned NULL without setting an exception")
-
-    monkeypatch.setattr(worker, "_measure", measure)
-    monkeypatch.setattr(worker, "make_device", lambda config, placement: _Device())
-    config = Config.__new__(Config)
-    object.__setattr__(config, "device", "sim")
-    object.__setattr__(config, "settings", Settings())
-    assert worker.run_rank(config, Placement(0, 1, 0), tmp_path) is Status.OOM
-
-
-class _Device:
-    def open(self) -> None: ...
-    def close(self) -> None: ...
-    def on_out_of_memory(self, tell: Any) -> None:
-        self.tell = tell

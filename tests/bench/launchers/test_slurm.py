@@ -74,7 +74,7 @@ def test_four_cpu_configurations_and_an_array_of_twenty(slurm: Any, swept: Sweep
     assert done.returncode == 0, done.stderr
     assert [result["status"] for result in results] == ["ok"] * 4
     before = {job.split("_")[0] for job in jobs(slurm)}
-    batches = ",".join(str(batch) for batch in range(1, 6))
+    batches = ",".join(str(batch) for batch in range(1, 21))
     done, results = swept(slurm, tmp_path / "sim", *SIM, "--system", "impl-fsdp2", "--batch", batches)
     assert done.returncode == 0, done.stderr
     assert [result["status"] for result in results] == ["ok"] * 20
@@ -101,7 +101,8 @@ def test_watched_from_outside(slurm: Any, swept: Sweep, tmp_path: Path) -> None:
 @pytest.mark.campaign
 def test_a_job_of_two_nodes(slurm_of_two: Any, swept: Sweep, tmp_path: Path) -> None:
     """Each node's task starts its own ranks; they meet at the first node, and its task writes the result."""
-    words = ["--system", "impl-fsdp2", "--backward-prefetch", "pre", "--gpus-per-node", "1"]
+    words = ["--system", "impl-fsdp2", "--strategy", "FULL_SHARD"]
+    words += ["--gpus-per-node", "1"]
     slurm_of_two.environment["GLOO_SOCKET_IFNAME"] = "lo"
     done, results = swept(slurm_of_two, tmp_path / "run", *CPU, *words)
     assert done.returncode == 0, done.stderr

@@ -119,6 +119,8 @@ def test_several_ranks_run_under_every_system(tmp_path: Path) -> None:
     systems = "impl-fsdp2,impl-fsdp1,torch-fsdp2,torch-fsdp1,torch-ddp"
     fixed = ["--wrap", "block", "--batch", "2", "--backward-prefetch", "pre", "--limit-all-gathers", "2"]
     fixed += ["--reduce-dtype", "fp32", "--model", "gpt-tiny", "--device", "cuda", "--system", systems]
+    fixed += ["--strategy", "FULL_SHARD", "--forward-prefetch", "0", "--compile", "false"]
+    fixed += ["--activation-checkpointing", "none"]
     done = rehearsed("sweep", *fixed, "--gpus", "2", "-o", str(tmp_path / "nccl"), "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     results = [json.loads(path.read_text()) for path in (tmp_path / "nccl").glob("*/result.json")]

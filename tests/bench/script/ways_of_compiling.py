@@ -164,6 +164,24 @@ def optimizer() -> None:
 
 
 @way
+def optimizer_of_its_own() -> None:
+    class Descent(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(parameter.grad, alpha=-0.1)
+
+    model = block()
+    descent = Descent(model.parameters(), {})
+    step = compiled(lambda: descent.step())
+    for _ in range(3):
+        trained(model, 8)
+        step()
+        descent.zero_grad()
+
+
+@way
 def loss() -> None:
     made = compiled(F.cross_entropy)
     for _ in range(2):
@@ -301,7 +319,7 @@ def told(program: Callable[[], None]) -> str:
     except Exception as error:
         words = str(error).strip().splitlines()[0] if str(error) else ""
         return f"raised {type(error).__name__}: {words}"
-    return f"{counters['stats']['unique_graphs']} {sorted(counters['graph_break'].values())}"
+    return f"graphs {counters['stats']['unique_graphs']}, breaks {sorted(counters['graph_break'].values())}"
 
 
 for name in sys.argv[2:] or WAYS:

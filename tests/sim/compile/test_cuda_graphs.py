@@ -53,10 +53,10 @@ def train(simulation: Any, model: nn.Module, steps: int) -> list[tuple[int, int]
     for _ in range(steps):
         x = torch.randn(8, 64, 64, device="sim", requires_grad=True)
         simulation.synchronize()
-        began, launched = simulation.cpu_ns(), simulation.operators_launched
+        began, launched = simulation.cpu_ns(), simulation.accelerator.operators_launched
         model(x).sum().backward()
         model.zero_grad()
-        told.append((simulation.cpu_ns() - began, simulation.operators_launched - launched))
+        told.append((simulation.cpu_ns() - began, simulation.accelerator.operators_launched - launched))
     return told
 
 

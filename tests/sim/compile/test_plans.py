@@ -90,14 +90,14 @@ def test_a_small_block_runs_the_kernels_that_inductor_made(tmp_path: Path) -> No
     names = [launch.name for plan in REPORT.plans for launch in plan.launches]
     assert len(names) == metrics.generated_kernel_count > 0
     assert REPORT.calls == 4
-    launched = simulation.operators_launched
+    launched = simulation.accelerator.operators_launched
     with simulation.trace(tmp_path / "trace.json.gz"):
         compiled(x).sum().backward()
     events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
     kernels = [event["name"] for event in events if event.get("cat") == "kernel"]
     assert [name for name in kernels if name.startswith("triton_")] == names
     assert sum("gemm" in name for name in kernels) == 6
-    assert simulation.operators_launched - launched == len(kernels)
+    assert simulation.accelerator.operators_launched - launched == len(kernels)
     assert REPORT.to_dict()["graphs"] == 2
     assert run_and_save_rng_state(relu, x)[1].device.type == "sim"
     _breaks_and_recompilations_are_counted(x.detach())

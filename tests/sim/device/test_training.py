@@ -25,14 +25,14 @@ def test_steps_repeat_exactly(system: str) -> None:
     gc.disable()
     observed = []
     for _ in range(5):
-        began, launched = sim.cpu_ns(), sim.operators_launched
+        began, launched = sim.cpu_ns(), sim.accelerator.operators_launched
         step()
         sim.synchronize()
         stats = torch.sim.memory_stats()
         observed.append(
             (
                 sim.cpu_ns() - began,
-                sim.operators_launched - launched,
+                sim.accelerator.operators_launched - launched,
                 stats["allocated_bytes.all.current"],
                 stats["reserved_bytes.all.current"],
             )
@@ -100,9 +100,9 @@ def test_work_does_not_grow_with_the_number_of_gpus() -> None:
         sim = start(world_size)
         step = build("fsdp2", world_size)
         step()
-        before = sim.operators_launched
+        before = sim.accelerator.operators_launched
         step()
-        return sim.operators_launched - before
+        return sim.accelerator.operators_launched - before
 
     assert in_new_process(lambda: run(8)) == in_new_process(lambda: run(512))
 
@@ -280,7 +280,7 @@ def test_cpu_offload_of_fsdp1_keeps_hooks_and_gradients_on_both_sides(use_orig_p
     optimizer = torch.optim.AdamW(model.parameters())
     launched = []
     for _ in range(4):
-        before = sim.operators_launched
+        before = sim.accelerator.operators_launched
         model(torch.randint(0, VOCABULARY, (2, 128), device="sim")).backward()
         held = [parameter for parameter in model.parameters() if parameter.numel()]
         assert held
@@ -290,7 +290,7 @@ def test_cpu_offload_of_fsdp1_keeps_hooks_and_gradients_on_both_sides(use_orig_p
             assert parameter.grad.device.type == "cpu"
         optimizer.step()
         optimizer.zero_grad()
-        launched.append(sim.operators_launched - before)
+        launched.append(sim.accelerator.operators_launched - before)
     sim.synchronize()
     gc.collect()
     assert launched[2] == launched[3] > 100

@@ -139,7 +139,7 @@ def test_geometry_is_meta_s() -> None:
                 differing[name] = (got, expected)
     assert not differing, differing
     assert sim.unknown_operators == {}
-    assert sim.operators_launched > len(OPERATORS)
+    assert sim.accelerator.operators_launched > len(OPERATORS)
 
 
 def test_a_tensor_like_one_of_the_device_is_where_it_is_asked_for() -> None:
@@ -158,12 +158,12 @@ def test_a_tensor_like_one_of_the_device_is_where_it_is_asked_for() -> None:
     ]
     for like in likes:
         expected = geometry(like("sim"))
-        launched, allocated = sim.operators_launched, torch.sim.memory_allocated()
+        launched, allocated = sim.accelerator.operators_launched, torch.sim.memory_allocated()
         for device in ("meta", "cpu"):
             made = like(device)
             assert made.device.type == device
             assert geometry(made) == expected
-        assert (sim.operators_launched, torch.sim.memory_allocated()) == (launched, allocated)
+        assert (sim.accelerator.operators_launched, torch.sim.memory_allocated()) == (launched, allocated)
 
 
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
@@ -177,10 +177,10 @@ def test_optimizers_take_steps(optimizer: str, options: dict[str, bool]) -> None
     launches = []
     for _ in range(3):
         layer(floats("sim", 4, 16)).mean().backward()
-        before = sim.operators_launched
+        before = sim.accelerator.operators_launched
         stepper.step()
         stepper.zero_grad()
-        launches.append(sim.operators_launched - before)
+        launches.append(sim.accelerator.operators_launched - before)
     assert launches[1] == launches[2] > 0
     assert sim.unknown_operators == {}
 
@@ -302,13 +302,13 @@ def test_rms_norm_is_one_kernel_each_way_as_on_cuda() -> None:
     sim = start()
     x = floats("sim", 4, 64).requires_grad_()
     weight = floats("sim", 64).requires_grad_()
-    before = sim.operators_launched
+    before = sim.accelerator.operators_launched
     y = F.rms_norm(x, (64,), weight)
-    assert sim.operators_launched - before == 1
+    assert sim.accelerator.operators_launched - before == 1
     gradient = torch.ones_like(y)
-    before = sim.operators_launched
+    before = sim.accelerator.operators_launched
     of_x, of_weight = torch.autograd.grad(y, (x, weight), gradient)
-    assert sim.operators_launched - before == 1
+    assert sim.accelerator.operators_launched - before == 1
     assert (of_x.shape, of_weight.shape) == (x.shape, weight.shape)
 
 
@@ -322,9 +322,9 @@ def test_gradients_of_activations_are_one_kernel_as_on_cuda(
     x = floats("sim", 4, 64).requires_grad_()
     y = activation(x)
     gradient = torch.ones_like(y)
-    before = sim.operators_launched
+    before = sim.accelerator.operators_launched
     (of_x,) = torch.autograd.grad(y, (x,), gradient)
-    assert sim.operators_launched - before == 1
+    assert sim.accelerator.operators_launched - before == 1
     assert of_x.shape == x.shape
 
 
@@ -338,10 +338,10 @@ def test_checkpointing_recomputes(reentrant: bool) -> None:
     x = floats("sim", 4, 64).requires_grad_()
     launches = []
     for recompute in (False, True):
-        before = sim.operators_launched
+        before = sim.accelerator.operators_launched
         out = checkpoint(block, x, use_reentrant=reentrant) if recompute else block(x)
         out.sum().backward()
-        launches.append(sim.operators_launched - before)
+        launches.append(sim.accelerator.operators_launched - before)
     assert launches[1] > launches[0] + 2
     assert x.grad.shape == x.shape
 

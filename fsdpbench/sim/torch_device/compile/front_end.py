@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 import sys
 import threading
@@ -12,10 +13,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fsdpbench.base.torch_internals import (
     ShortenTraceback,
     compiler_config,
+    dynamo_always_compiled,
     functorch_config,
     patch,
     trace_rules,
@@ -55,6 +58,7 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         importlib.import_module(_PRETENDED).install_random_numbers()
         check_code_on_disk()
         _hide_the_simulator()
+        register_optimizer_step_pre_hook(_compile_whole_step)
         _lock_progress_within_process()
 
 
@@ -94,6 +98,12 @@ def _hide_the_simulator() -> None:
     """
     trace_rules.add("fsdpbench.sim")
     trace_rules.add("fsdpbench.base")
+
+
+def _compile_whole_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Let Dynamo begin with a step that does not name torch: hooks that watch it break the graph before."""
+    if code := getattr(inspect.unwrap(type(optimizer).step), "__code__", None):
+        dynamo_always_compiled[code] = True
 
 
 def _no_name(filename: str, lineno: int) -> None:

@@ -336,7 +336,11 @@ def as_function(found: Any) -> Any:
 
 def _patch_backward(accelerator: Accelerator) -> None:
     def run_on_streams(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return accelerator.backward.run(original, *args, **kwargs)
+        try:
+            return accelerator.backward.run(original, *args, **kwargs)
+        except SystemError as error:
+            failed = error
+        raise accelerator.backward.errors.pop() if accelerator.backward.errors else failed
 
     patch("engine_run_backward", passing_to(run_on_streams))
 
