@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
+from fsdpbench.base.errors import PicklableError
 from fsdpbench.script.interposing import (
     Arguments,
     around,
@@ -169,7 +170,7 @@ class Variation(StrEnum):
     """A batch takes the host this long: `loader-time=SECONDS/WORKERS`."""
 
 
-class NoEffectError(RuntimeError):
+class NoEffectError(PicklableError, RuntimeError):
     """A script that ran without anything to vary."""
 
     def __init__(self, variation: Variation) -> None:

@@ -40,11 +40,6 @@ DEVICE_TYPE = "sim"
 class SimulationNotStartedError(RuntimeError):
     """The simulated device was used before `Simulation.start`."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "the device 'sim' has not been started: call fsdpbench.sim.Simulation.start(...) first"
-        )
-
 
 class Accelerator:
     """State of the simulated device. Plain attributes, because every operator reads some of them.
@@ -121,7 +116,8 @@ class Accelerator:
     def require_started(self) -> None:
         """Raise `SimulationNotStartedError` before `Simulation.start`."""
         if not self.started:
-            raise SimulationNotStartedError
+            text = "the device 'sim' has not been started: call fsdpbench.sim.Simulation.start(...) first"
+            raise SimulationNotStartedError(text)
 
     def guess(self, operation: str, answer: object) -> None:
         """Report an answer that only data has."""
