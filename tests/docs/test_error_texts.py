@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLES = {
     "impl": "impl/shared/errors.toml",
     "workloads": "workloads/errors.toml",
+    "fsdpbench/lab/calibrate": "fsdpbench/lab/calibrate/errors.toml",
     "fsdpbench/sim": "fsdpbench/sim/torch_device/strict/errors.toml",
 }
 

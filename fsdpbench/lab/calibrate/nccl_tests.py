@@ -26,10 +26,11 @@ from pathlib import Path
 import msgspec
 
 from fsdpbench.base.errors import UsageError
-from fsdpbench.base.files.documents import read_text
+from fsdpbench.base.files.documents import read_text, texts_beside
 from fsdpbench.base.numbers import finite_number, whole_number
 from fsdpbench.sim.model.allocator.caching import format_size
 
+error_text = texts_beside(__file__, "errors.toml")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 _PROGRAMS = {f"{kind.replace('_to_', 'to')}_perf": kind for kind in KINDS}
 _PROGRAM = re.compile(r"\b(\w+_perf)\b")
@@ -99,10 +100,7 @@ def _points_of_file(path: Path) -> Iterator[Point]:
     text = read_text(path)
     tables = list(_of_json(path, text) if text.lstrip().startswith("{") else _of_text(text))
     if not any(table.rows for table in tables):
-        raise UsageError(
-            f"--nccl-tests {path}: holds no table of nccl-tests "
-            "(`all_gather_perf -b 1M -e 4G -f 2` prints one)"
-        )
+        raise UsageError(error_text("nccl_tests.no_table", path))
     for table in tables:
         if table.rows:
             yield from _points(path, table)
@@ -111,15 +109,9 @@ def _points_of_file(path: Path) -> Iterator[Point]:
 def _points(path: Path, table: _Table) -> Iterator[Point]:
     ranks = len(table.hosts)
     if not ranks:
-        raise UsageError(
-            f"--nccl-tests {path}: no line says which ranks took part (`#  Rank  0 ... on HOST device`); "
-            "give the whole output"
-        )
+        raise UsageError(error_text("nccl_tests.no_ranks", path))
     if len(table.groups) > 1:
-        raise UsageError(
-            f"--nccl-tests {path}: {len(table.groups)} groups of ranks ran side by side (NCCL_TESTS_SPLIT); "
-            "give a run of one group"
-        )
+        raise UsageError(error_text("nccl_tests.groups", path, len(table.groups)))
     a_node = Counter(table.hosts.values())
     if len(set(a_node.values())) > 1:
         given = ", ".join(f"{host}: {count}" for host, count in itertools.islice(a_node.items(), 4))
@@ -139,11 +131,8 @@ def _kind(path: Path, table: _Table, ranks: int) -> str | None:
         kind = _PROGRAMS.get(table.program)
         expected = 2 * once if kind == "all_reduce" else once
         if kind and not math.isnan(ratio) and abs(ratio - expected) > _RATIO_IS_ROUNDED_BY:
-            raise UsageError(
-                f"--nccl-tests {path}: {table.program} on {ranks} ranks has a bus bandwidth of "
-                f"{expected:.3f} times the algorithm bandwidth, here {ratio:.3f}: "
-                "the lines on ranks are of another run"
-            )
+            text = error_text("nccl_tests.bandwidth", path, table.program, ranks, expected, ratio)
+            raise UsageError(text)
         return kind
     reduction = table.rows[-1].reduction
     if reduction not in ("", "none"):

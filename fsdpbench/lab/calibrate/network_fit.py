@@ -31,7 +31,7 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.writing import write_whole
 from fsdpbench.lab.calibrate.calibration import Calibration
-from fsdpbench.lab.calibrate.nccl_tests import Point
+from fsdpbench.lab.calibrate.nccl_tests import Point, error_text
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 from fsdpbench.sim.model.sections import RankCurve
@@ -162,10 +162,7 @@ def fit_network(points: Sequence[Point], base: HardwareProfile, node: int | None
     names = _names(between)
     fitted = tuple(name for name in names if _effect(profile, name, between) >= _LEAST_EFFECT)
     if between and _BANDWIDTH not in fitted:
-        raise UsageError(
-            "--nccl-tests: no size is large enough to show the bandwidth between nodes; measure up to 1 GiB "
-            "at least (`-b 1M -e 4G -f 2`)"
-        )
+        raise UsageError(error_text("network_fit.too_small"))
     if fitted:
         profile = _fitted(profile, fitted, between)
     errors = tuple(float(math.expm1(-residual)) for residual in _residuals(profile, between))

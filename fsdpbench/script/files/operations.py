@@ -224,6 +224,7 @@ class ScriptFiles:
 
     def _hard_link(self, original: Any, source: str, target: str, **options: Any) -> None:
         overlay = self._overlay
+        os.lstat(source)
         if self._exists(target):
             raise _error(errno.EEXIST, target)
         free = not REAL.lexists(target) and not overlay.keeps(target)
