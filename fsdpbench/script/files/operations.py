@@ -160,7 +160,7 @@ class ScriptFiles:
         if not is_there and not flags & os.O_CREAT:
             raise _error(errno.ENOENT, path)
         place = overlay.plain_place(resolved, extends=not flags & os.O_TRUNC)
-        return original(place, flags if place == resolved else flags | os.O_CREAT, mode)
+        return original(place, flags | os.O_CREAT, mode)
 
     def _connecting(self, original: Callable[..., Any], database: Any, *args: Any, **options: Any) -> Any:
         """Call `sqlite3.connect`, which opens files in C."""
