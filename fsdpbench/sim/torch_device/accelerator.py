@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fsdpbench.sim.model.allocator.stats import HostStats
 from fsdpbench.sim.model.observed import Observer, forget, observe
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline, Work
 from fsdpbench.sim.model.trace_recorder import MemcpyRecord, trace_stream
@@ -70,7 +70,7 @@ class Accelerator:
         self.network: Network = None  # type: ignore[assignment]
         self.trace: TraceRecorder | None = None
         self.host_ns_per_byte = 0.0
-        self.pinned, self.most_pinned = Counter[str](), math.inf
+        self.pinned, self.most_pinned = HostStats(), math.inf
         self.host_link_ns: Callable[[int], int] = lambda nbytes: 0
         self.on_out_of_memory: Callable[[str], None] | None = None
         self.device_count = 1
