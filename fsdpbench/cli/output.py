@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fsdpbench.base.files.documents import texts_beside, to_json
+from fsdpbench.base.files.documents import to_json
 from fsdpbench.base.reading import one_line, printable_lines
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _PIPE_WIDTH = 200
-error_text = texts_beside(__file__, "errors.toml")
 
 
 def say(message: object) -> None:

@@ -14,10 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLES = {
     "impl": "impl/shared/errors.toml",
     "workloads": "workloads/errors.toml",
-    "fsdpbench/answers": "fsdpbench/answers/errors.toml",
-    "fsdpbench/script": "fsdpbench/script/cuda/errors.toml",
-    "fsdpbench/base": "fsdpbench/base/configuration/errors.toml",
-    "fsdpbench/cli": "fsdpbench/cli/errors.toml",
     "fsdpbench/lab/calibrate": "fsdpbench/lab/calibrate/errors.toml",
     "fsdpbench/sim": "fsdpbench/sim/torch_device/strict/errors.toml",
 }

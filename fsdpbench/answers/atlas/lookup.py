@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from fsdpbench.answers import error_text
 from fsdpbench.base.errors import UsageError, unknown
 from fsdpbench.base.files.documents import converted, read_json_object
 from fsdpbench.reports.pages import display
@@ -103,7 +102,10 @@ def find(atlas: Atlas, model: str, hardware: str, gpus: int) -> AtlasCell:
     row = {cell.gpus: cell for cell in atlas.row(name, chip)}
     if gpus not in row:
         counts = ", ".join(map(str, row))
-        raise UsageError(error_text("atlas.other_counts", name, chip, counts, gpus, name, chip, gpus))
+        raise UsageError(
+            f"the atlas has {name} on {chip} with {counts} GPUs, not {gpus}; "
+            f"`fsdpbench tune --model {name} --hardware {chip} --gpus {gpus}` simulates it"
+        )
     return row[gpus]
 
 

@@ -10,7 +10,6 @@ from functools import cached_property
 
 import torch
 
-from fsdpbench.answers import error_text
 from fsdpbench.answers.prove.matching import (
     NOISE,
     Known,
@@ -243,7 +242,10 @@ class _Step:
         """Raise `CannotJudgeError` if a rank read other data in one of the runs."""
         for rank, (one, other) in enumerate(zip(self.sharded, self.reference, strict=True)):
             if one.inputs != other.inputs:
-                raise CannotJudgeError(error_text("gradients.other_data", rank, self.index + 1))
+                raise CannotJudgeError(
+                    f"rank {rank} reads other data with sharding than without, in step {self.index + 1}: "
+                    "seed the loader by itself, as DistributedSampler(seed=...) does"
+                )
 
     def require_whole_model(self, apart: Iterable[str]) -> None:
         """Raise `CannotJudgeError` if the script itself splits its model among ranks, or names it otherwise:

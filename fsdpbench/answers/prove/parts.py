@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from fsdpbench.answers import error_text
 from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.answers.prove import gradients, simulated
 from fsdpbench.answers.prove.real_runs import Pair, fails_otherwise, run_pair, run_ranks, with_rounding
@@ -61,7 +60,10 @@ def resume(
             missing = f"on {count}: {continued.failure or early}"
             continue
         elif not after[0].place:
-            raise CannotJudgeError(error_text("parts.not_loaded", place))
+            raise CannotJudgeError(
+                f"the checkpoint of {place} is not loaded when the script starts again; give the "
+                "arguments that resume it: --resume-with='--resume FOLDER'"
+            )
         else:
             findings |= dict.fromkeys(f"{after[0].place}: {each}" for each in _compared(before, after))
             if not before[0].next or not after[0].next:
@@ -231,7 +233,10 @@ class _Running:
         if without.findings:
             return without
         equal = f"{len(without.compared)} of {len(without.trained)} parameters are equal"
-        raise CannotJudgeError(error_text("parts.hook", found.hook, found.findings[0][0], equal))
+        raise CannotJudgeError(
+            f"{found.hook}: the script's own hook changes gradients, as compression does by intention "
+            f"({found.findings[0][0]}); with torch's reduction in its place {equal}"
+        )
 
     def _speed(self) -> PartVerdict:
         asked = self._request

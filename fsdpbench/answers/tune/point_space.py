@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from fsdpbench.answers import error_text
 from fsdpbench.answers.tune.front import Candidate
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import UsageError
@@ -83,6 +82,10 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise UsageError(error_text("point_space.no_optuna")) from None
+        raise UsageError(
+            "the space has more points than are to be tried, and searching it needs optuna: "
+            "pip install 'fsdpbench[tune]'. Without it, --trials (--real-runs on a real device) must be as "
+            "many as the points, which are then all tried"
+        ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from fsdpbench.base.configuration.script_source import ScriptSource
-from fsdpbench.base.configuration.soak import SoakSettings, error_text
+from fsdpbench.base.configuration.soak import SoakSettings
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import converted
 from fsdpbench.base.numbers import MOST_GPUS, finite_number, whole_number
@@ -100,7 +100,10 @@ class Config:
         if self.device not in DEVICES:
             raise UsageError(f"device {self.device!r} is none of {', '.join(DEVICES)}")
         if self.sanitize and self.device != "sim":
-            raise UsageError(error_text("config.sanitize", self.device))
+            raise UsageError(
+                f"--sanitize follows simulated GPUs; on {self.device} it sees nothing "
+                "(leave it out, or use --device sim)"
+            )
         if self.software is not None and self.device != "sim":
             raise UsageError(
                 f"--software {self.software} is for simulated GPUs; leave it out with --device {self.device}"
@@ -114,7 +117,10 @@ class Config:
         if self.script is not None:
             raise UsageError("--soak is for models; a script runs as many steps as it says itself")
         if self.soak.lengths is not None and self.settings.seq is None:
-            raise UsageError(error_text("config.no_sequences", self.model))
+            raise UsageError(
+                f"--seq-lengths: {self.model} does not work on sequences; leave it out (--soak alone "
+                "repeats equal steps)"
+            )
 
     @property
     def in_one_process(self) -> bool:
@@ -228,7 +234,10 @@ def check_world(gpus: int, gpus_per_node: int, used: int | None = None) -> None:
     ranks, flag = (gpus_per_node, "--gpus-per-node") if used is None else (used, "--gpus-used-per-node")
     if gpus > ranks and gpus % ranks:
         fits = gpus // ranks * ranks
-        raise UsageError(error_text("config.world", gpus, ranks, fits, fits + ranks, flag))
+        raise UsageError(
+            f"--gpus {gpus} does not fill nodes of {ranks} GPUs: use {fits} or {fits + ranks}, "
+            f"or another {flag}"
+        )
 
 
 @dataclass(frozen=True)

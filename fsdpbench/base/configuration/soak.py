@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsdpbench.base.errors import UsageError
-from fsdpbench.base.files.documents import texts_beside
 from fsdpbench.base.numbers import finite_number, whole_number
 from fsdpbench.base.reading import UnreadableError, read_text
 
-error_text = texts_beside(__file__, "errors.toml")
 MOST_STEPS = 100_000
 PADDED, PACKED = "padded", "packed"
 LAYOUTS = (PADDED, PACKED)
@@ -155,7 +153,10 @@ def read_lengths(path: Path) -> tuple[int, ...]:
         try:
             found.append(whole_number(line.strip(), 1))
         except ValueError:
-            raise UsageError(error_text("soak.no_length", path, number, line.strip()[:40])) from None
+            raise UsageError(
+                f"--seq-lengths {path}, line {number}: {line.strip()[:40]!r} is not a length "
+                "(a whole number from 1)"
+            ) from None
     if not 1 <= len(found) <= MOST_LENGTHS:
         raise UsageError(
             f"--seq-lengths {path}: {len(found):,} lengths; from 1 to {MOST_LENGTHS:,} are taken"

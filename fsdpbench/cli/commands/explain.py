@@ -12,7 +12,7 @@ import msgspec
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.reading import UnreadableError, one_line, read_bytes, read_standard_input
-from fsdpbench.cli.output import error_text, show_as, tell
+from fsdpbench.cli.output import show_as, tell
 from fsdpbench.cli.requests.options import setting_options, target_options
 from fsdpbench.cli.requests.script_request import config_asked_for, script_options
 from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, whole
@@ -68,7 +68,10 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     config = asked or config
     advice = None if config is None else _advice(config, hardware, options, explanation)
     if not explanation.texts:
-        raise UsageError(error_text("explain.nothing"))
+        raise UsageError(
+            "explain what? A message, a log, a run folder or a snapshot (FILE), or --model, --hf-config "
+            "or --script"
+        )
     if options["output"] is not None:
         from fsdpbench.answers.explain.text import write_page
 
@@ -147,7 +150,10 @@ def _read_message(source: str) -> OomReport:
     if report is None:
         near = next((line for line in text.splitlines() if "out of memory" in line.lower()), None)
         found = "" if near is None else f" (not read: {one_line(near.strip(), 100)})"
-        raise UsageError(error_text("explain.no_message", source, found))
+        raise UsageError(
+            f"{source}: cannot tell; it holds no known message of memory running out{found}. Paste it "
+            "from 'CUDA out of memory. Tried to allocate' on"
+        )
     return report
 
 
@@ -167,7 +173,10 @@ def recorded(path: Path) -> Result:
                 tell(f"  fsdpbench explain {point.folder}")
         return points[0].result
     if path.is_dir() and not (path / RESULT_FILE).is_file():
-        raise UsageError(error_text("explain.neither", path))
+        raise UsageError(
+            f"{path}: neither a run folder nor one of its configurations; give the folder that a sweep "
+            "wrote, such as runs/NAME, or a file with the message"
+        )
     try:
         result = Result.of(read_json_object(path / RESULT_FILE if path.is_dir() else path))
     except msgspec.ValidationError as error:

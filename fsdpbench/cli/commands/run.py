@@ -17,7 +17,7 @@ import click
 
 from fsdpbench.base.errors import ExitCode, UsageError
 from fsdpbench.base.reading import one_line
-from fsdpbench.cli.output import error_text, show_as, tell, terminal_width
+from fsdpbench.cli.output import show_as, tell, terminal_width
 from fsdpbench.cli.requests.options import (
     asks_to_compile,
     given_settings,
@@ -173,7 +173,10 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
     from fsdpbench.sweep.planning import not_applicable, without_absent
 
     if not options.get("model") and not options.get("hf_config"):
-        raise UsageError(error_text("run.no_model"))
+        raise UsageError(
+            "which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them. "
+            "For a training script of your own: --script train.py"
+        )
     given = single_settings(given_settings(options, assignments))
     config, choice, assumed = single_config(options, given)
     config = with_soak(config, options)

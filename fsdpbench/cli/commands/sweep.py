@@ -19,7 +19,7 @@ from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.cli import values
-from fsdpbench.cli.output import error_text, show, show_json, tell
+from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.requests.options import (
     asks_to_compile,
     given_settings,
@@ -109,7 +109,10 @@ def _nodes(options: Mapping[str, Any], gpus: list[int]) -> Nodes:
 
     count, rank, endpoint = (options.get(name) for name in ("nnodes", "node_rank", "rdzv_endpoint"))
     if count is None or rank is None or endpoint is None:
-        raise UsageError(error_text("sweep.torchrun"))
+        raise UsageError(
+            "--launcher torchrun needs --nnodes, --node-rank and --rdzv-endpoint; start the same command on "
+            "every machine, with its own --node-rank and the same run folder (-o)"
+        )
     if rank >= count:
         raise UsageError(f"--node-rank {rank}: with --nnodes {count} they go from 0 to {count - 1}")
     for world in gpus:

@@ -13,7 +13,7 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.numbers import with_unit
 from fsdpbench.cli.commands.sweep import announced, default_name, device_named, request_from
-from fsdpbench.cli.output import error_text, make_console, show_json, tell
+from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.requests.options import (
     asks_to_compile,
     given_settings,
@@ -144,7 +144,10 @@ def _check_device(device: str, goal: Goal, effort: Effort) -> None:
     if device == "cpu" and goal.name == "mfu":
         raise UsageError("--for mfu: a CPU's peak is not known; --for tokens_per_s or samples_per_s")
     if device != "sim" and effort.per_unit:
-        raise UsageError(error_text("tune.per_unit", device))
+        raise UsageError(
+            f"--per-unit chooses on simulated GPUs: --device sim, then `fsdpbench sweep best.toml "
+            f"--device {device}` measures it"
+        )
     if device != "sim":
         return
     given = (effort.real_runs, effort.real_seconds, None if effort.repeat == 1 else effort.repeat)

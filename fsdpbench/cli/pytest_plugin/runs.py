@@ -21,7 +21,6 @@ from fsdpbench.base.errors import BenchError, PicklableError, UsageError, unknow
 from fsdpbench.base.reading import MIB, read_tail
 from fsdpbench.base.writing import write_whole
 from fsdpbench.cli.commands.run import command
-from fsdpbench.cli.output import error_text
 from fsdpbench.cli.pytest_plugin import judging
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.launch.pool import PointPool
@@ -167,7 +166,10 @@ def _asked_for(
     try:
         write_whole(folder / "call.pickle", pickle.dumps((program, (args, named))))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise UsageError(error_text("pytest.not_handed_over", name, error)) from None
+        raise UsageError(
+            f"{name} cannot be handed to a process of its own ({error}): define it at the top of a module, "
+            "and hand over as arguments what it needs, as in cluster(train, batch=4)"
+        ) from None
     script = replace(config.script, function=FunctionSource(name, module, str(folder), str(root)))
     return replace(config, script=script, model=script.name)
 

@@ -10,7 +10,7 @@ import click
 from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy, file_of_module, spread_ranks
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import SETTINGS, Settings
-from fsdpbench.cli.output import error_text, tell
+from fsdpbench.cli.output import tell
 from fsdpbench.cli.values import PossiblePath, grouped
 
 if TYPE_CHECKING:
@@ -45,7 +45,10 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> C
     if assignments:
         raise UsageError("--set is what the script decides itself; leave it out with --script")
     if options.get("device") not in (None, "auto", "sim"):
-        raise UsageError(error_text("script.device", options["device"]))
+        raise UsageError(
+            f"--device {options['device']}: scripts run on simulated GPUs here; on real ones start them "
+            "with torchrun, and read their traces with `fsdpbench analyze`"
+        )
     source = ScriptSource.read(
         path or file_of_module(module or ""),
         tuple(options.get("script_arguments") or ()),

@@ -34,7 +34,7 @@ from fsdpbench.base.torch_internals import (
     parse_to,
     replace,
 )
-from fsdpbench.script.cuda.refusals import Replacements, error_text
+from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, pin, same_memory
@@ -78,7 +78,10 @@ def own_device(device: Any) -> torch.device:
     found = device if isinstance(device, torch.device) else torch.device(device)
     own = torch.cuda.current_device()
     if is_simulated(found) and found.index not in (None, own):
-        raise RuntimeError(error_text("device_names.other_device", found, own))
+        raise RuntimeError(
+            f"device {found}: this rank's device is cuda:{own}, and it has no other; "
+            "use the index that LOCAL_RANK says"
+        )
     return found
 
 
@@ -162,7 +165,10 @@ def _opened(kind: type) -> Iterator[None]:
     word = ctypes.sizeof(ctypes.c_void_p)
     flags = ctypes.c_ulong.from_address(id(kind) + object.__basicsize__ + word + 18 * word)
     if flags.value != kind.__flags__:
-        raise RuntimeError(error_text("device_names.other_python", kind.__qualname__))
+        raise RuntimeError(
+            f"the name of {kind.__qualname__} cannot be changed in this build of Python: "
+            "run scripts with CPython 3.11 to 3.13"
+        )
     flags.value &= ~immutable
     try:
         yield
@@ -254,7 +260,10 @@ def _get_device(original: Callable[..., Any], self: torch.Tensor) -> int:
 def _numpy(original: Callable[..., Any], self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Call `Tensor.numpy`, which refuses the device's tensors and names their device in C."""
     if is_on_device(self):
-        raise TypeError(error_text("device_names.to_numpy", self.device))
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
+            "tensor to host memory first."
+        )
     return original(self, *args, **kwargs)
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from fsdpbench.base.torch_internals import patch, replace
-from fsdpbench.script.cuda.refusals import Replacements, error_text
+from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, SimProcessGroup
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
@@ -82,7 +82,10 @@ def _init_process_group(original: Callable[..., None], simulation: Simulation) -
             ("rank", rank, simulation.rank),
         ):
             if asked not in (-1, is_so):
-                raise ValueError(error_text("distributed.other_world", name, asked, is_so))
+                raise ValueError(
+                    f"init_process_group({name}={asked}): {is_so} is simulated; leave it out, so that it is "
+                    "taken from the environment, or call with --gpus of that many"
+                )
         simulation.init_process_group()
         assert isinstance(dist.group.WORLD, SimProcessGroup)
         dist.group.WORLD.asked_backend = _NCCL if backend is None else str(backend).lower()

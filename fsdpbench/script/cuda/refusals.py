@@ -19,13 +19,10 @@ import torch.cuda.graphs
 import torch.cuda.memory  # noqa: F401 - looked up by name
 
 from fsdpbench.base.errors import PicklableError
-from fsdpbench.base.files.documents import texts_beside
 from fsdpbench.base.torch_internals import IN_ITS_PLACE, expect, gone
 from fsdpbench.script.own_files import in_a_line
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
-
-error_text = texts_beside(__file__, "errors.toml")
 
 
 class NotSimulatedError(PicklableError, NotImplementedError):

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fsdpbench.script.cuda.refusals import NotSimulatedError, error_text
+from fsdpbench.script.cuda.refusals import NotSimulatedError
 from fsdpbench.script.files.overlay import REAL, Layer, Overlay, settle
 from fsdpbench.script.files.writing import Checkpoints, Writing
 from fsdpbench.sim.torch_device.accelerator import Accelerator
@@ -274,7 +274,11 @@ def _refuse(overlay: Overlay, words: list[str], folder: Any) -> None:
     for word in words[1:]:
         path = overlay.resolve(os.path.join(folder, word))
         if overlay.has(path) or (names & _REMOVING and overlay.is_before(path) and word[:1] != "-"):
-            raise NotSimulatedError(f"'{' '.join(words)[:80]}'", error_text("files.program"))
+            raise NotSimulatedError(
+                f"'{' '.join(words)[:80]}'",
+                "another program would change the files from before the run, or not find those with "
+                "tensors; use Python's os and shutil",
+            )
 
 
 def _error(number: int, path: Any) -> OSError:

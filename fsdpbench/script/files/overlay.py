@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.writing import write_whole
-from fsdpbench.script.cuda.refusals import NotSimulatedError, error_text
+from fsdpbench.script.cuda.refusals import NotSimulatedError
 from fsdpbench.script.files.formats import holds_arrays
 
 _GONE = ".gone."
@@ -400,8 +400,10 @@ class Overlay(Layer):
             self.absorb(source)
         elif not self.has(source) or (REAL.isdir(self.over(source)) and self.is_real(source)):
             if is_folder:
-                what = f"renaming the folder {source}, which was there before the run,"
-                raise NotSimulatedError(what, error_text("files.old_folder"))
+                raise NotSimulatedError(
+                    f"renaming the folder {source}, which was there before the run,",
+                    "files from before are not changed; let the script copy what it needs",
+                )
             if not (self.keeps(target) or self.is_before(target) or holds_arrays(source)):
                 shutil.copy2(source, self.own(target))
                 return self.hide(source)

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fsdpbench.answers import error_text
 from fsdpbench.answers.check.metrics import ALL
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.base.errors import CannotJudgeError, UsageError, written
@@ -273,7 +272,10 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         mine = torch_minor()
         if mine not in self.sets:
             have = ", ".join(sorted(self.sets)) or "none"
-            raise CannotJudgeError(error_text("baseline.other_torch", path, have, mine, path))
+            raise CannotJudgeError(
+                f"{path}: holds figures for torch {have}, and this is torch {mine}: simulated figures are "
+                f"exact for one version only. Add a set with `fsdpbench baseline update {path}`."
+            )
         return self.sets[mine]
 
     @property

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from fsdpbench.answers import error_text
 from fsdpbench.answers.check import LEAVE_OUT as FLAG
 from fsdpbench.answers.check.metrics import with_records
 from fsdpbench.answers.check.records.baseline import (
@@ -142,7 +141,10 @@ def _refuse_rehearsals(label: str, results: Mapping[str, Sequence[Result]]) -> N
         for run in runs:
             hardware = run.get("hardware")
             if run.get("device") != "sim" and isinstance(hardware, Mapping) and hardware.get("simulated"):
-                raise CannotJudgeError(error_text("sides.simulated_cuda", label, name, VARIABLE))
+                raise CannotJudgeError(
+                    f"{label}: {name} says cuda and ran on a simulated GPU ({VARIABLE} was set): measure it "
+                    "on a GPU, or take --device sim"
+                )
 
 
 def paired(before: Side, after: Side) -> tuple[dict[str, Entry], dict[str, Entry]]:
@@ -184,8 +186,10 @@ def require_common(before: Iterable[str], after: Iterable[str]) -> None:
     """Raise `CannotJudgeError` if no configuration is on both sides."""
     first, second = set(before), set(after)
     if not first & second:
-        one, other = (min(side, default="none") for side in (first, second))
-        raise CannotJudgeError(error_text("sides.none_alike", len(first), one, len(second), other))
+        raise CannotJudgeError(
+            f"no configuration is on both sides: {len(first)} on one ({min(first, default='none')}), "
+            f"{len(second)} on the other ({min(second, default='none')})"
+        )
 
 
 def _judgeable(side: Side) -> Side:
@@ -311,7 +315,10 @@ def whole(side: Side, leave_out: Collection[str]) -> Side:
         lines = [one_line(f"{name}: {flaw}", _LONGEST) for name, flaw in flaws.items()]
         shown = "; ".join(lines[:_NAMED])
         more = f"; and also {', '.join(list(flaws)[_NAMED:])}" if len(flaws) > _NAMED else ""
-        raise CannotJudgeError(error_text("sides.failed", side.label, shown, more, FLAG))
+        raise CannotJudgeError(
+            f"{side.label}: no baseline can be made of what failed or is not finished: {shown}{more}. "
+            f"Run the sweep again (--retry-failed), or leave a configuration out with `{FLAG} NAME`"
+        )
     if not kept.entries:
         raise CannotJudgeError(f"{side.label}: no configuration is left for a baseline")
     return kept
