@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -22,7 +23,14 @@ class ExitCode(IntEnum):
     BENCH_FAILED = 5
 
 
-class BenchError(Exception):
+class PicklableError(Exception):
+    """An error that is restored from its `args` and attributes, whatever its `__init__` takes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
+
+class BenchError(PicklableError):
     """An error that ends the command with `exit_code` and the message alone, no traceback."""
 
     exit_code = ExitCode.BENCH_FAILED

@@ -128,6 +128,18 @@ class Expectation:
         return self.measured_s / self.expected_s - 1.0
 
     @property
+    def above_peak(self) -> str:
+        """Return a sentence with the figures if the chip cannot compute as fast as measured, else none."""
+        result, faster = self.trial.result, self.expected_s / self.measured_s
+        if not result.tflops_per_gpu or not result.mfu or result.mfu * faster <= 1:
+            return ""
+        dtype, peak = self.config.settings.param_dtype, result.tflops_per_gpu / result.mfu
+        return (
+            f"{result.tflops_per_gpu * faster:,.0f} TFLOPS of each GPU, above its peak of {peak:,.0f} in "
+            f"{dtype}: check the measured number, its unit, the batch and the number of GPUs"
+        )
+
+    @property
     def slower_between(self) -> tuple[float, float]:
         """Return the same with the ends of the interval."""
         return self.measured_s / self.high - 1.0, self.measured_s / self.low - 1.0
@@ -174,7 +186,7 @@ def expect(
         low, high = trial.interval["step_time_s"]
         because = tuple(trial.interval["because"])
         found = Expectation(config, trial, measured.step_s(trial), trial.step_time_s, low, high, because)
-        if found.normal:
+        if found.normal or found.above_peak:
             return found
         report(f"outside of the interval by itself; simulating what could explain {found.measured_s:.4g} s")
         causes = [*_of_machine(found, folder, jobs), *_of_settings(found, folder, jobs)]
@@ -269,7 +281,8 @@ def lines(found: Expectation) -> list[str]:
         f"{_seconds(found.low)} to {_seconds(found.high)}",
     ]
     shown += [f"  less is known here: {'; '.join(found.because)}"] * bool(found.because)
-    if found.normal:
+    shown += [f"the measured step means {found.above_peak}"] * bool(found.above_peak)
+    if found.normal or found.above_peak:
         return shown
     if not found.causes:
         shown.append("no part of the machine and no setting explains it alone: compare traces (`analyze`)")
@@ -290,6 +303,7 @@ def record(found: Expectation) -> dict[str, object]:
         "measured_s": found.measured_s,
         "expected_s": found.expected_s,
         "interval": {"step_time_s": [found.low, found.high], "because": list(found.because)},
+        "above_peak": found.above_peak or None,
         "slower": found.slower,
         "slower_interval": list(found.slower_between),
         "causes": [

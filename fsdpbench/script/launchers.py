@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import elastic_launch
 
+from fsdpbench.base.errors import PicklableError
 from fsdpbench.script.interposing import around
 
 _STARTERS = ("accelerate.commands.launch", "deepspeed.launcher.", "composer.cli.launcher", "llamafactory.")
@@ -34,7 +35,7 @@ _COUNTS = (
 )  # fmt: skip
 
 
-class OtherWorldError(ValueError):
+class OtherWorldError(PicklableError, ValueError):
     """A launcher that is asked for another number of processes than are simulated."""
 
     def __init__(self, nodes: int, processes: int) -> None:

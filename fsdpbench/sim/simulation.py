@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from fsdpbench.sim.followers.memory_history import MemoryModule
 from fsdpbench.sim.followers.sanitizer import Sanitizer
 from fsdpbench.sim.model.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.model.allocator.conf import AllocatorCosts, conf_in
+from fsdpbench.sim.model.allocator.stats import HostStats
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
 from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
 from fsdpbench.sim.model.network import Network
@@ -161,7 +161,7 @@ class Simulation:
         accelerator.cpu_costs = CpuCosts.of(profile)
         accelerator.network = Network(profile, self.world_size, self.gpus_per_node)
         accelerator.host_link_ns = _host_link(profile)
-        accelerator.pinned, accelerator.most_pinned = Counter(), profile.host_link.memory_gb * 1e9
+        accelerator.pinned, accelerator.most_pinned = HostStats(), profile.host_link.memory_gb * 1e9
         accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
 
     def init_process_group(self) -> None:

@@ -43,10 +43,6 @@ class TraceError(UsageError):
         self.path = Path(path)
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[TraceError], tuple[Path, str]]:
-        # Pickled when a reading process hands its error to its parent: two arguments, not the message.
-        return TraceError, (self.path, self.reason)
-
 
 class Category(IntEnum):
     """The kinds of events that the analysis uses; everything else (flows, Python frames) is not kept. Of

@@ -289,18 +289,20 @@ def _tell_end(
     stored = [point for point in store.points() if point.key in keys]
     failed = [p for p in stored if not p.result.status.is_answer]
     by_count = _by_count(stored, budget)
+    no_code = None if pasted else next(filter(None, map(without_code, plan.points)), None)
     if as_json:
         results = [{"name": p.config["name"], "folder": str(p.folder), **p.result.to_dict()} for p in stored]
         show_json(
             {"schema": 1, "folder": str(folder), "notes": plan.notes, "results": results}
             | {"by_gpus": [row.to_dict() for row in by_count], "code": [str(path) for path in pasted]}
+            | {"no_code": no_code}
         )
     else:
         print_ranking(folder, ran=len(summary.ran), already_done=summary.already_done)
         for path in pasted:
             show(f"as code to paste: {path}")
-        if not pasted and (why := next(filter(None, map(without_code, plan.points)), None)):
-            show(f"no code to paste: {why}")
+        if no_code is not None:
+            show(f"no code to paste: {no_code}")
         if any(point.result.status is Status.OOM for point in stored):
             tell(f"why memory ran out, and what fits: fsdpbench explain {folder}")
         if is_wanted(by_count, budget):

@@ -75,6 +75,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.engine.results.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.reports.pages import write_report
+    from fsdpbench.sweep.snippets import without_code
 
     named, memory = options.pop("goal"), parse_memory(options.pop("memory"))
     varied = any(len(values) > 1 for values in given_settings(options, assignments).values())
@@ -110,7 +111,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
             write_report(folder, folder / REPORT_FILE)
     if as_json:
         record = read_json_object(folder / "tune.json")
-        show_json({**record, "points": len(plan.points), "folder": str(folder)})
+        beside = {"points": len(plan.points), "folder": str(folder), "no_code": without_code(answer.best)}
+        show_json({**record, **beside})
     else:
         _print(answer, goal, folder, len(plan.points))
 

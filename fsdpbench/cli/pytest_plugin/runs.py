@@ -17,7 +17,7 @@ import pytest
 from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import FunctionSource
-from fsdpbench.base.errors import BenchError, UsageError, error_text, unknown
+from fsdpbench.base.errors import BenchError, PicklableError, UsageError, error_text, unknown
 from fsdpbench.base.reading import MIB, read_tail
 from fsdpbench.base.writing import write_whole
 from fsdpbench.cli.commands.run import command
@@ -38,7 +38,7 @@ _OPTIONS = (
 )
 
 
-class FailedRunError(Exception):
+class FailedRunError(PicklableError):
     """A function or a script that failed. `status`: as in its `result.json`; `folder`: of its logs."""
 
     def __init__(self, text: str, status: str, folder: Path):

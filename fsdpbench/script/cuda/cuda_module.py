@@ -194,6 +194,9 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
         "getDefaultStream": lambda device: _NUMBERS(cuda.default_stream(device)),
         "setStream": lambda stream_id, **_: cuda.set_stream(cuda.Stream(stream_id=stream_id)),
         "sleep": partial(_spin, accelerator),
+        "hostMemoryStats": lambda: accelerator.pinned.nested(),
+        "resetAccumulatedHostMemoryStats": lambda: accelerator.pinned.reset(peaks=False),
+        "resetPeakHostMemoryStats": lambda: accelerator.pinned.reset(peaks=True),
         **{
             name: partial(lambda find, *args, **kwargs: find(cuda)(*args, **kwargs), attrgetter(public))
             for name, public in table["public"].items()

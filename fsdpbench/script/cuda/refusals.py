@@ -18,14 +18,14 @@ import torch.cuda.comm
 import torch.cuda.graphs
 import torch.cuda.memory  # noqa: F401 - looked up by name
 
-from fsdpbench.base.errors import error_text
+from fsdpbench.base.errors import PicklableError, error_text
 from fsdpbench.base.torch_internals import IN_ITS_PLACE, expect, gone
 from fsdpbench.script.own_files import in_a_line
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
 
 
-class NotSimulatedError(NotImplementedError):
+class NotSimulatedError(PicklableError, NotImplementedError):
     """A request of a script without a counterpart on the simulated device."""
 
     def __init__(self, name: str, way_out: str) -> None:

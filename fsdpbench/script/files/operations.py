@@ -160,7 +160,7 @@ class ScriptFiles:
         if not is_there and not flags & os.O_CREAT:
             raise _error(errno.ENOENT, path)
         place = overlay.plain_place(resolved, extends=not flags & os.O_TRUNC)
-        return original(place, flags if place == resolved else flags | os.O_CREAT, mode)
+        return original(place, flags | os.O_CREAT, mode)
 
     def _connecting(self, original: Callable[..., Any], database: Any, *args: Any, **options: Any) -> Any:
         """Call `sqlite3.connect`, which opens files in C."""
@@ -224,6 +224,7 @@ class ScriptFiles:
 
     def _hard_link(self, original: Any, source: str, target: str, **options: Any) -> None:
         overlay = self._overlay
+        os.lstat(source)
         if self._exists(target):
             raise _error(errno.EEXIST, target)
         free = not REAL.lexists(target) and not overlay.keeps(target)

@@ -375,8 +375,7 @@ class Overlay(Layer):
 
     def remove(self, path: str, *, tree: bool = False) -> None:
         """Remove a file, or a folder with all that is in it. What was there before the run stays there."""
-        if not self.has(path) and not self.is_real(path):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        os.lstat(path)
         if self.has(path):
             remove(self.over(path), tree=tree)
         for made in [path] if self.is_made(path) else [each for each in self.made if _is_in(each, path)]:
@@ -390,9 +389,8 @@ class Overlay(Layer):
 
         Raises `NotSimulatedError` for a folder that was there before the run.
         """
-        if not self.has(source) and not self.is_real(source):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
         is_folder = os.path.isdir(source) and not os.path.islink(source)
+        self._check_rename(source, target, is_folder=is_folder)
         if self.is_made(source) and not self.has(source):
             files = [source]
             if is_folder:
@@ -410,6 +408,9 @@ class Overlay(Layer):
                 shutil.copy2(source, self.own(target))
                 return self.hide(source)
             self.copy_up(source)
+        elif not (is_folder or self.keeps(target)) and holds_arrays(self.over(source)) is False:
+            move(self.over(source), self.own(target))
+            return self.hide(source)
         REAL.rename(self.over(source), self.place(target))
         for path in (target, source):
             if self.is_made(path) and REAL.lexists(path):
@@ -417,6 +418,20 @@ class Overlay(Layer):
             self._forget(path)
             self.hide(path)
         return None
+
+    def _check_rename(self, source: str, target: str, *, is_folder: bool) -> None:
+        """Raise the `OSError` of a rename that cannot be, before anything is changed for it."""
+        os.lstat(source)
+        os.lstat(os.path.dirname(target))
+        number = 0
+        if source != target and _is_in(source, target):
+            number = errno.ENOTEMPTY
+        elif os.path.isdir(target) and not os.path.islink(target):
+            number = (errno.ENOTEMPTY if self.names(target) else 0) if is_folder else errno.EISDIR
+        elif not os.path.isdir(os.path.dirname(target)) or (is_folder and os.path.lexists(target)):
+            number = errno.ENOTDIR
+        if number:
+            raise OSError(number, os.strerror(number), source, None, target)
 
     def _rename_really(self, source: str, target: str, *, is_folder: bool) -> None:
         """Move what the run made; the content of a removed folder from before stays there, hidden."""

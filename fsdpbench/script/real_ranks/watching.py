@@ -24,6 +24,7 @@ from torch.distributed.tensor import parallel
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from fsdpbench.base.errors import PicklableError
 from fsdpbench.script.interposing import around
 from fsdpbench.script.model_blocks import roots
 from fsdpbench.script.own_files import OwnFiles
@@ -108,7 +109,7 @@ def record_path(folder: Path, rank: int, step: int) -> Path:
     return folder / f"step{step}_rank{rank}.pt"
 
 
-class NotComparedError(NotImplementedError):
+class NotComparedError(PicklableError, NotImplementedError):
     """A script of a kind that has no reference without sharding here."""
 
     def __init__(self, kind: str) -> None:

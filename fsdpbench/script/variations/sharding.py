@@ -15,6 +15,7 @@ from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, MixedPrecis
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fsdpbench.base.configuration.script_source import Variation
+from fsdpbench.base.errors import PicklableError
 from fsdpbench.script.interposing import (
     Arguments,
     around,
@@ -118,7 +119,7 @@ def _make_on_the_device() -> None:
     around(nn.Module, "to_empty", to_empty)
 
 
-class NoEffectError(RuntimeError):
+class NoEffectError(PicklableError, RuntimeError):
     """A script that ran without anything to vary."""
 
     def __init__(self, variation: Variation) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fsdpbench.sim.model.allocator.stats import HostStats
 from fsdpbench.sim.model.observed import Observer, forget, observe
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline, Work
 from fsdpbench.sim.model.trace_recorder import MemcpyRecord, trace_stream
@@ -39,11 +39,6 @@ DEVICE_TYPE = "sim"
 
 class SimulationNotStartedError(RuntimeError):
     """The simulated device was used before `Simulation.start`."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the device 'sim' has not been started: call fsdpbench.sim.Simulation.start(...) first"
-        )
 
 
 class Accelerator:
@@ -75,7 +70,7 @@ class Accelerator:
         self.network: Network = None  # type: ignore[assignment]
         self.trace: TraceRecorder | None = None
         self.host_ns_per_byte = 0.0
-        self.pinned, self.most_pinned = Counter[str](), math.inf
+        self.pinned, self.most_pinned = HostStats(), math.inf
         self.host_link_ns: Callable[[int], int] = lambda nbytes: 0
         self.on_out_of_memory: Callable[[str], None] | None = None
         self.device_count = 1
@@ -121,7 +116,8 @@ class Accelerator:
     def require_started(self) -> None:
         """Raise `SimulationNotStartedError` before `Simulation.start`."""
         if not self.started:
-            raise SimulationNotStartedError
+            text = "the device 'sim' has not been started: call fsdpbench.sim.Simulation.start(...) first"
+            raise SimulationNotStartedError(text)
 
     def guess(self, operation: str, answer: object) -> None:
         """Report an answer that only data has."""

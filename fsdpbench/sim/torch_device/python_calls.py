@@ -8,6 +8,8 @@ and later ones repeat its counts while they call the same operators:
     step 1   builds states and fills caches: not counted
     step 2   [ 3 calls ] linear [ 1 call ] gelu [ 41 calls ] all_gather ... [ 7 calls ] end
     step 3     as step 2   =      as step 2  =    counted from here: another operator than in step 2
+
+A script's first step has no beginning that is known: its third is counted, and its second costs no Python.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ class PythonCalls:
     def forget(self) -> None:
         """Forget the steps of the previous simulation."""
         self._stop()
+        self.hidden = False  # whether another profiler hid calls of a step
         self.calls, self._begun, self._at, self.thread = 0, 0, -1, 0
         self._step: list[tuple[Any, int]] = []
 
@@ -152,7 +155,7 @@ class PythonCalls:
             return
         self.counting = False
         if sys.getprofile() is not self._function:
-            self._step = []  # too few were counted
+            self._step, self.hidden = [], True  # too few were counted
         elif hasattr(self._previous, "enable"):  # `cProfile`: not a function
             self._previous.enable()
         else:

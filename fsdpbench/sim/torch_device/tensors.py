@@ -349,12 +349,12 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
 
 def _take_pinned(storage: Any) -> None:
     held, most = ACCELERATOR.pinned, ACCELERATOR.most_pinned
-    held["bytes"] += (nbytes := 1 << max(0, storage.nbytes() - 1).bit_length())  # as torch rounds it
-    weakref.finalize(storage, held.subtract, {"bytes": nbytes})
-    if held["bytes"] > most:
+    held.hand_out(nbytes := 1 << max(0, storage.nbytes() - 1).bit_length())  # as torch rounds it
+    weakref.finalize(storage, held.take_back, nbytes)
+    if held.active_bytes > most:
         raise torch.OutOfMemoryError(
-            f"host out of memory: {held['bytes'] / 1e9:.1f} GB of pinned memory for one GPU, whose part of "
-            f"the host's is {most / 1e9:g} GB (host_link.memory_gb of the profile): offload less"
+            f"host out of memory: {held.active_bytes / 1e9:.1f} GB of pinned memory for one GPU, whose part "
+            f"of the host's is {most / 1e9:g} GB (host_link.memory_gb of the profile): offload less"
         )
 
 

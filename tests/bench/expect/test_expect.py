@@ -129,6 +129,26 @@ def test_no_cause_is_invented_where_none_explains_it() -> None:
     assert "compare traces" in lines(found)[-1]
 
 
+def test_a_speed_above_the_peak_of_the_chip_is_doubted_with_the_figures() -> None:
+    asked = config(8)
+    fair = expect(asked, Measured(step_s(asked), SpeedUnit.SECONDS), 1)
+    assert (fair.above_peak, record(fair)["above_peak"]) == ("", None)
+    assert fair.trial.result.mfu
+    least_s = fair.expected_s * fair.trial.result.mfu
+    for measured, tflops in (
+        (Measured(400.0, SpeedUnit.MFU), "1,248"),
+        (Measured(624.0, SpeedUnit.TFLOPS), "624"),
+        (Measured(0.99 * least_s, SpeedUnit.SECONDS), "315"),
+    ):
+        found = expect(asked, measured, 1)
+        assert found.causes == ()
+        sentence = f"{tflops} TFLOPS of each GPU, above its peak of 312 in bf16: check the measured number"
+        assert str(record(found)["above_peak"]).startswith(sentence)
+        assert lines(found)[-1].startswith(f"the measured step means {sentence}")
+    at_most = expect(asked, Measured(1.01 * least_s, SpeedUnit.SECONDS), 2)
+    assert at_most.above_peak == ""
+
+
 def test_a_configuration_that_does_not_fit_has_no_expected_speed() -> None:
     huge = replace(config(8), settings=Settings.of(batch=20000, seq=1024))
     with pytest.raises(UsageError, match="has no simulated step time"):

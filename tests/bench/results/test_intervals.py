@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,22 @@ def test_the_interval_is_around_each_figure() -> None:
         assert found["peak_memory_bytes"][kind][0] < value < found["peak_memory_bytes"][kind][1]
     assert (found["risky"], found["because"]) == (False, [])
     assert 0 < found["apart"] < 0.2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"model": "mixtral-8x7b"}, {"tp": 2}, {"lora": 8}, {"param_dtype": "fp32"}]
+)
+def test_peaks_of_other_models_and_settings_hold_the_published_ones(changes: dict[str, Any]) -> None:
+    text = (Path(__file__).parents[3] / "ci/measured/memory_kinds.txt").read_text()
+    missed = [float(each) for each in re.findall(r"[+-]0\.\d{3}", text.partition("outside")[0])]
+    assert len(missed) >= 15
+    found, known = (interval_of(each, Result.of(RESULT)) for each in (a_config(**changes), a_config()))
+    assert found is not None
+    assert known is not None
+    for kind, value in RESULT["peak_memory_bytes"].items():  # type: ignore[attr-defined]
+        low, high = found["peak_memory_bytes"][kind]
+        assert all(low <= value * math.exp(each) <= high for each in missed)
+        assert known["peak_memory_bytes"][kind][1] < 1.09 * value
 
 
 def test_more_gpus_than_published_runs_had_widen_the_time_alone() -> None:

@@ -72,8 +72,46 @@ def test_short_scripts_tell_what_is_missing(steps: int, missing: str | None, run
     (note,) = run.result["script"]["notes"]
     assert f"ended after {steps} steps" in note
     assert (run.result["time_s"] is None) == (missing is not None)
+    assert ("the time of Python between operators" in note) == (steps == 2)
     if missing is not None:
         assert missing in note
+
+
+CPU_BOUND = """
+layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(30)]).cuda()
+optimizer, times = torch.optim.SGD(layers.parameters(), 0.1), []
+staging = torch.empty(1 << 20, pin_memory=True)
+profiler = cProfile.Profile()
+
+def nothing():
+    pass
+
+for step in range(8):
+    profiler.enable() if profiled else None
+    layers(torch.randn(8, 64, device="cuda")).sum().backward()
+    staging.to("cuda", non_blocking=True)
+    for _ in range(10_000):
+        nothing()
+    profiler.disable() if profiled else None
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_slow_link_is_tried_with_the_time_of_python(run_probe: RunScript) -> None:
+    run = run_probe(f"import cProfile\nprofiled = False\n{CPU_BOUND}")
+    assert run.result["status"] == "ok", run.cause
+    assert run.result["script"]["notes"] == []
+    slow = run.record()["step_work"]["slow_link_step"]
+    assert slow > 0.99 * run.result["step_time_s"], "twice the time of copies makes no step shorter"
+
+
+def test_a_profiler_of_the_script_is_named(run_probe: RunScript) -> None:
+    run = run_probe(f"import cProfile\nprofiled = True\n{CPU_BOUND}")
+    assert run.result["status"] == "ok", run.cause
+    assert run.result["script"]["notes"] == [
+        "the script's own profiler hid calls: their Python costs nothing"
+    ]
 
 
 def test_a_profiler_s_steps(run_probe: RunScript) -> None:

@@ -120,14 +120,21 @@ def test_a_gain_within_its_interval_leaves_the_uniform_one_the_best(
     assert any(each in done.stdout for each in said)
 
 
-def test_that_no_code_is_written_is_said_with_the_reason(fsdpbench: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "said"), [(["tune", "--trials", "2"], "no code  "), (["sweep"], "no code to paste: ")]
+)
+def test_that_no_code_is_written_is_said_with_the_reason(
+    fsdpbench: Any, tmp_path: Path, command: list[str], said: str
+) -> None:
     words = ["--model", "gpt-tiny", "--gpus", "4", "--device", "sim", "--batch", "2", "--tp", "2"]
-    words += ["--trials", "2"]
-    done = fsdpbench("tune", *words, "--system", "torch-fsdp2", "-o", str(tmp_path / "tuned"))
+    words += ["--system", "torch-fsdp2", "-o", str(tmp_path / "found")]
+    done = fsdpbench(*command, *words)
     assert done.returncode == 0, done.stderr
-    assert not list((tmp_path / "tuned").glob("best_*.py"))
-    assert "no code  with tp=2 it would need the model's own plan" in done.stdout
-    assert (tmp_path / "tuned" / "best.toml").is_file()
+    assert not list((tmp_path / "found").glob("best_*.py"))
+    why = "with tp=2 it would need the model's own plan of its split"
+    assert f"{said}{why}" in done.stdout
+    assert (tmp_path / "found" / "best.toml").is_file() == (command[0] == "tune")
+    assert json.loads(fsdpbench(*command, *words, "--json").stdout)["no_code"] == why
 
 
 @pytest.mark.parametrize("place", [{}, {"gpus_used_per_node": 2}, {"nic_gb_s": 50.0}])

@@ -7,13 +7,14 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from differential.ranks.naming import Look, forms_of, found_by_name, names_of
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from named_trees import Builder, Node, Own, Tree, trees
+from named_trees import WIDTH, Builder, Node, Own, Tree, trees
 from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 
@@ -82,7 +83,9 @@ class Story:
         self.look("after forward", forms=False)
         if loss.requires_grad:
             loss.backward()
-        self.look("after backward")
+            self._reshard_frozen()
+        # Where all is frozen no backward comes: torch still shows whole tensors that are no parameters.
+        self.look("after backward", forms=loss.requires_grad)
         self._summoned("after backward", with_grads=self.tree.originals)
         optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9)
         optimizer.step()
@@ -90,6 +93,15 @@ class Story:
         self._saved(optimizer)
         model.float()
         self.look("converted")
+
+    def _reshard_frozen(self) -> None:
+        """Show what torch leaves unregistered after backward: see `test_frozen_units_stay_registered`."""
+        for wrapper in torch_fsdp.FullyShardedDataParallel.fsdp_modules(self.model):
+            handle = wrapper._handle
+            if handle is None or not self.tree.originals or handle.uses_sharded_strategy:
+                continue
+            if not handle.flat_param.requires_grad:
+                handle._use_sharded_views()
 
     def _inside(self, phase: str) -> None:
         # Original parameters that are gathered in backward are not listed by torch.
@@ -208,6 +220,33 @@ TREES = {
 def test_names_are_those_of_torch(two_ranks, tree: Tree) -> None:
     for found in two_ranks.run_everywhere(case_tree, tree=tree, ranks=2):
         assert found == ["ended "], "\n".join(found[:3])
+
+
+def case_frozen_units(rank: int, strategy: str, low: bool) -> None:
+    """torch forgets to show a frozen unit that is gathered when backward ends, if its address tells nothing.
+
+    Without sharding and without a lower dtype what is gathered is the shard itself, so torch's
+    `_catch_all_reshard` holds the unit for resharded. Nothing else resharded it: its input needs no gradient.
+    """
+    tree = Tree(Node("own", ("fsdp",), frozen=True, children=(Node(around=("fsdp",)),)), strategy, low=low)
+    listed: dict[str, list[str]] = {}
+    for side in ("torch", "impl"):
+        model = Builder(side, replace(tree, originals=True)).build()
+        before = [name for name, _ in model.named_parameters()]
+        model(torch.ones(2, WIDTH)).float().sum().backward()
+        listed[side] = [name for name, _ in model.named_parameters()]
+        assert model.get_submodule("_fsdp_wrapped_module").weight.dtype is torch.float32
+        if side == "impl":
+            assert listed[side] == before
+    forgets = strategy == "NO_SHARD" and not low
+    assert (listed["torch"] != listed["impl"]) == forgets
+
+
+@pytest.mark.parametrize(
+    ("strategy", "low"), [("NO_SHARD", False), ("NO_SHARD", True), ("FULL_SHARD", False)]
+)
+def test_frozen_units_stay_registered(two_ranks, strategy: str, low: bool) -> None:
+    two_ranks.run(case_frozen_units, strategy=strategy, low=low)
 
 
 @pytest.mark.campaign

@@ -22,6 +22,7 @@ from fsdpbench.engine.results.residuals.widths import (
     LEVEL,
     MORE_GPUS,
     NAMED,
+    OTHER_KIND,
     Condition,
     Quantity,
     Unknown,
@@ -187,10 +188,9 @@ def _memory(
     config: Config, peaks: PeakMemory | None, unknown: Sequence[Unknown]
 ) -> tuple[dict[str, list[int]], bool]:
     """Return intervals of the peaks in bytes; whether that of reserved memory exceeds the device's."""
-    # Published runs of other kinds left the model itself open, which a user states: the error that is left is
-    # that of software without runs.
-    stated = [Unknown.SOFTWARE if reason in _STATED else reason for reason in unknown]
-    of_memory = [reason for reason in stated if reason not in _MEMORY_KNOWS]
+    # Published runs of other kinds left the model itself open, which a user states.
+    of_memory = [reason for reason in unknown if reason not in (*_MEMORY_KNOWS, *_STATED)]
+    least = OTHER_KIND if any(reason in _STATED for reason in unknown) else 0.0
     _, chip = _machine(config.hardware or "", _stamp(config.hardware))
     usable = None if chip is None else chip.usable_memory_bytes
     found: dict[str, list[int]] = {}
@@ -199,7 +199,8 @@ def _memory(
         value = getattr(peaks, kind.value, None)
         if not value:
             continue
-        low, high = width_of(kind, of_memory).around(value)
+        width = width_of(kind, of_memory)
+        low, high = dataclasses.replace(width, log=max(width.log, least)).around(value)
         risky |= kind is Quantity.RESERVED and usable is not None and high > usable
         found[kind.value] = [round(low), round(high if usable is None else min(high, max(usable, value)))]
     return found, risky

@@ -144,6 +144,9 @@ _SLOWER = 2.5
 _HIDDEN = 0.72
 """The share of a step that collectives may take before they lengthen it: 32 GPTs, simulated on networks that
 are two and three times slower."""
+OTHER_KIND = 0.26
+"""The least |ln| of a memory peak's width for models and settings that no published run has: 16 peaks of five
+sources that set nothing (`ci/measured/memory_kinds.txt`)."""
 NAMED = 0.1
 """From which on what was not measured is named."""
 

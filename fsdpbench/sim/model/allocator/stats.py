@@ -7,6 +7,8 @@ halves the cost of an allocation. Counters that change with segments are rare an
 
 from __future__ import annotations
 
+from collections import Counter
+
 METRICS = ("current", "peak", "allocated", "freed")
 BLOCK_COUNTERS = ("allocation", "active", "allocated_bytes", "active_bytes", "requested_bytes")
 SPLIT_COUNTERS = ("inactive_split", "inactive_split_bytes")
@@ -35,6 +37,52 @@ class Stat:
     def reset_peak(self) -> None:
         """Set the peak to the current value."""
         self.peak = self.current
+
+
+class HostStats:
+    """Counters of the host's pinned memory, which torch hands out in blocks of powers of two and keeps."""
+
+    def __init__(self) -> None:
+        names = "allocations", "allocated_bytes", "active_requests", "active_bytes"
+        self._stats = {name: Stat() for name in names}
+        self._kept = Counter[int]()
+
+    @property
+    def active_bytes(self) -> int:
+        """Return the bytes that callers hold."""
+        return self._stats["active_bytes"].current
+
+    def hand_out(self, nbytes: int) -> None:
+        """Count a block that a caller takes: one of this size that is kept, else a new one."""
+        if self._kept[nbytes]:
+            self._kept[nbytes] -= 1
+        else:
+            self._stats["allocations"].increase(1)
+            self._stats["allocated_bytes"].increase(nbytes)
+        self._stats["active_requests"].increase(1)
+        self._stats["active_bytes"].increase(nbytes)
+
+    def take_back(self, nbytes: int) -> None:
+        """Count a block that a caller frees, and keep it."""
+        self._kept[nbytes] += 1
+        self._stats["active_requests"].increase(-1)
+        self._stats["active_bytes"].increase(-nbytes)
+
+    def reset(self, *, peaks: bool) -> None:
+        """Set peaks to the current values, or the historical rises and falls to 0."""
+        for stat in self._stats.values():
+            if peaks:
+                stat.reset_peak()
+            else:
+                stat.allocated = stat.freed = 0
+
+    def nested(self) -> dict[str, object]:
+        """Return the counters as torch's `host_memory_stats_as_nested_dict`; to pin takes no time here."""
+        time = dict.fromkeys(("total", "max", "min", "count", "avg"), 0)
+        new, freed = self._stats["allocations"].allocated, self._stats["allocations"].freed
+        stats = {name: {key: getattr(stat, key) for key in METRICS} for name, stat in self._stats.items()}
+        times = {"host_alloc_time": time | {"count": new}, "host_free_time": time | {"count": freed}}
+        return {**stats, **times, "num_host_alloc": new, "num_host_free": freed}
 
 
 class BlockStats:

@@ -195,13 +195,7 @@ def _minus(arguments: Arguments) -> None:
     for value in (arguments["self"], arguments["other"]):
         if isinstance(value, torch.Tensor) and value.dtype is torch.bool:
             both = all(getattr(arguments[name], "dtype", None) is torch.bool for name in ("self", "other"))
-            raise _BOOLEAN_ERROR(
-                "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or "
-                "`logical_xor()` operator instead."
-                if both
-                else "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying "
-                "to invert a mask, use the `~` or `logical_not()` operator instead."
-            )
+            raise _BOOLEAN_ERROR(error_text("minus.two") if both else error_text("minus.one"))
 
 
 @dataclass(frozen=True)

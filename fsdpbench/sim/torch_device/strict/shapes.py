@@ -232,11 +232,8 @@ def refuse_out_of_range(value: int, low: int, high: int, dim: int) -> None:
 
 
 def _fail_assertion(value: int, dim: int, size: int) -> NoReturn:
-    raise getattr(torch, "AcceleratorError", RuntimeError)(
-        "CUDA error: device-side assert triggered\n"
-        f"Index {value} is out of bounds for dimension {dim} with size {size}. (A GPU says so on stderr, "
-        "names the kernel, and raises this at a later call.)"
-    )
+    kind = getattr(torch, "AcceleratorError", RuntimeError)
+    raise kind(error_text("assertion", value, dim, size))
 
 
 def on_host_resolved(tensor: torch.Tensor, indices: Sequence[Any]) -> list[Any]:

@@ -73,10 +73,7 @@ def refuse_broadcast(first: Sequence[int], second: Sequence[int]) -> None:
     for back in range(1, min(len(first), len(second)) + 1):
         a, b = first[-back], second[-back]
         if a != b and a != 1 and b != 1:
-            raise RuntimeError(
-                f"The size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton "
-                f"dimension {count - back}"
-            )
+            raise RuntimeError(error_text("broadcast", a, b, count - back))
 
 
 def sizes(tensor: torch.Tensor) -> str:

@@ -2,6 +2,7 @@
 
     python file_programs.py FOLDER FIRST LAST lay             makes what is there before
     python file_programs.py FOLDER FIRST LAST cpu|cuda        one line of JSON for each sequence
+    python file_programs.py FOLDER FIRST LAST layer RUNS      the same through the layer over files alone
 
 Each sequence runs in a folder of its own, in which some files were there before. Plain files begin with `P:`.
 """
@@ -22,6 +23,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,8 +108,9 @@ class Sequence:
                 return self.shape(path, data)
             except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError, OSError):
                 return "damaged"
+        text = "text over the start of tensors" if b"\0" in data else data.decode("latin1")
         folder = os.path.dirname(path)
-        if folder not in self.replaced and (folder not in self.guarded or path not in BEFORE):
+        if not {folder, path} & self.replaced and (folder not in self.guarded or path not in BEFORE):
             number = os.open(path, os.O_RDONLY)
             assert os.read(number, 1 << 20) == data
             with mmap.mmap(number, 0, access=mmap.ACCESS_READ) as mapped:
@@ -115,7 +118,7 @@ class Sequence:
             os.close(number)
             if subprocess.run(["cat", path], capture_output=True).stdout != data:
                 return "another program sees another file"
-        return data.decode("latin1")
+        return text
 
     def shape(self, path: str, data: bytes) -> Any:
         if data[:6] == b"\x93NUMPY":
@@ -295,6 +298,20 @@ class Sequence:
             self.guarded.add(os.path.dirname(target))
             os.replace(source, target)
 
+    def op_rename_folder(self) -> None:
+        source, target = (
+            self.name(("new", "moved", "new/inner")),
+            self.name(("new", "moved", "plain", "n.bin")),
+        )
+        if os.path.isdir(source) and not target.startswith(source):
+            self.guarded |= {target, "new/inner"}
+            os.rename(source, target)
+
+    def op_rename_over_folder(self) -> None:
+        source, target = self.random.choice(NAMES + TENSORS), self.name(FOLDERS)
+        if os.path.isdir(target):
+            os.replace(source, target)
+
     def op_copy(self) -> None:
         source, target = self.two_names()
         if source != target:
@@ -320,14 +337,30 @@ class Sequence:
         return [os.path.exists(name), os.path.isdir(name), os.path.islink(name), os.access(name, os.R_OK)]
 
 
-def main(folder: str, first: str, last: str, device: str) -> None:
+def through_layer(seed: int, runs: Path) -> list[Any]:
+    """Run a sequence as a simulated script sees its files, with tensors of the CPU for those of a device."""
+    from fsdpbench.script.files import ScriptFiles
+
+    run = runs / str(seed)
+    run.mkdir(parents=True)
+    device: Any = SimpleNamespace(copied_to_host=True)
+    files = ScriptFiles(run, device, keeps_all=False)
+    files.install()
+    try:
+        return Sequence(seed, "cpu").run(steps=14)
+    finally:
+        files.settle()
+
+
+def main(folder: str, first: str, last: str, device: str, runs: str = "") -> None:
     whole = Path(folder).absolute()
     for seed in range(int(first), int(last)):
         if device == "lay":
             lay(whole / str(seed))
         else:
             os.chdir(whole / str(seed))
-            print(json.dumps(Sequence(seed, device).run(steps=14)), flush=True)
+            seen = through_layer(seed, Path(runs)) if runs else Sequence(seed, device).run(steps=14)
+            print(json.dumps(seen), flush=True)
 
 
 if __name__ == "__main__":
