@@ -134,10 +134,7 @@ class Expectation:
         if not result.tflops_per_gpu or not result.mfu or result.mfu * faster <= 1:
             return ""
         dtype, peak = self.config.settings.param_dtype, result.tflops_per_gpu / result.mfu
-        return (
-            f"{result.tflops_per_gpu * faster:,.0f} TFLOPS of each GPU, above its peak of {peak:,.0f} in "
-            f"{dtype}: check the measured number, its unit, the batch and the number of GPUs"
-        )
+        return error_text("expect.above_peak", result.tflops_per_gpu * faster, peak, dtype)
 
     @property
     def slower_between(self) -> tuple[float, float]:
@@ -277,8 +274,7 @@ def lines(found: Expectation) -> list[str]:
         )
     shown = [
         first,
-        f"expected {_seconds(found.expected_s)}, in 9 of 10 cases "
-        f"{_seconds(found.low)} to {_seconds(found.high)}",
+        error_text("expect.line", _seconds(found.expected_s), _seconds(found.low), _seconds(found.high)),
     ]
     shown += [f"  less is known here: {'; '.join(found.because)}"] * bool(found.because)
     shown += [f"the measured step means {found.above_peak}"] * bool(found.above_peak)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement, ShapeValue, check_world
-from fsdpbench.base.errors import UsageError, unknown
+from fsdpbench.base.errors import UsageError, error_text, unknown
 from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.settings import SETTINGS, Settings, Value
 from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, stated_machine
@@ -207,10 +207,7 @@ def software_of_script(given: str | None) -> tuple[str | None, str]:
     name = CURRENT if given is None else check_software(given, "sim")
     profile = load_software(name)
     if profile.of_the_bench:
-        raise UsageError(
-            f"--software {given} changes {', '.join(profile.of_the_bench)}, which belong to the bench's own "
-            "models and training loop; leave them out of a profile for --script"
-        )
+        raise UsageError(error_text("planning.software", given, ", ".join(profile.of_the_bench)))
     kept = ", ".join(profile.left_to_scripts)
     note = f"note: {kept} of software {profile.name}: as the script has them" if kept else ""
     return None if name == CURRENT else name, note

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 
 from fsdpbench.base.configuration.config import PARALLEL, Config
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
@@ -132,17 +133,11 @@ def adapted(workload: Workload, settings: Settings) -> Workload:
     """
     if settings.implementation == LIBRARY or workload.family == LIBRARY:
         if settings.lora:
-            raise WorkloadError(
-                f"lora: adapters are put beside our own layers, not the library's "
-                f"({LIBRARY}); with peft it is a script (docs/models.md)"
-            )
+            raise WorkloadError(error_text("narrow.lora", LIBRARY))
         if workload.family == LIBRARY:
             return workload
         if workload.library_config is None:
-            raise WorkloadError(
-                f"implementation={LIBRARY}: {workload.name} comes from no file of the library; give one with "
-                "--hf-config FILE"
-            )
+            raise WorkloadError(error_text("narrow.no_file", LIBRARY, workload.name))
         return LibraryWorkload.from_values(workload.name, {CONTENT: packed(workload.library_config)})
     if not settings.lora:
         return workload
@@ -166,10 +161,7 @@ def workload_of(config: Config) -> Workload:
 def _check_narrow(workload: Workload, kind: str, batch: int, seq: int | None) -> None:
     """Raise `WorkloadError` if a layer cannot be multiplied in `kind`; the message names it."""
     if not isinstance(workload, HasProducts):
-        raise WorkloadError(
-            f"{workload.name} is of the family {workload.family}, whose layers are not built in {kind}; "
-            "the families decoder, llama and gpt are"
-        )
+        raise WorkloadError(error_text("narrow.family", workload.name, workload.family, kind))
     if workload.shape.get("experts") and "M" in str(workload.shape.get("moe_pattern")):
         raise WorkloadError(f"experts' products of groups are not built in {kind}: take a dense model")
     multiple = _MULTIPLES[kind]
@@ -182,7 +174,4 @@ def _check_narrow(workload: Workload, kind: str, batch: int, seq: int | None) ->
             )
     tokens = workload.tokens(batch, seq) or 0
     if tokens % multiple:
-        raise WorkloadError(
-            f"{tokens} tokens a microbatch are summed over for weights' gradients, and {kind} needs a "
-            f"multiple of {multiple}: change batch or seq"
-        )
+        raise WorkloadError(error_text("narrow.tokens", tokens, kind, multiple))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from fsdpbench.base.errors import UsageError, unknown
+from fsdpbench.base.errors import UsageError, error_text, unknown
 from fsdpbench.base.files.documents import converted, read_json_object
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import GIB, percent
@@ -102,10 +102,7 @@ def find(atlas: Atlas, model: str, hardware: str, gpus: int) -> AtlasCell:
     row = {cell.gpus: cell for cell in atlas.row(name, chip)}
     if gpus not in row:
         counts = ", ".join(map(str, row))
-        raise UsageError(
-            f"the atlas has {name} on {chip} with {counts} GPUs, not {gpus}; "
-            f"`fsdpbench tune --model {name} --hardware {chip} --gpus {gpus}` simulates it"
-        )
+        raise UsageError(error_text("lookup.gpus", name, chip, counts, gpus, name, chip, gpus))
     return row[gpus]
 
 

@@ -23,6 +23,7 @@ from statistics import median
 from fsdpbench.answers.check.metrics import METRICS, communicates
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.thresholds import Thresholds, effect, holm, least_p_value, p_value, runs_needed
+from fsdpbench.base.errors import error_text
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.figures import Worse
 
@@ -217,11 +218,7 @@ def _too_few(tested: list[Change], level: float) -> str | None:
     if least_p_value(*fewest.runs) * len(tested) <= level:
         return None
     needed = runs_needed(level / len(tested))
-    return (
-        f"has too few runs: {fewest.runs[0]} and {fewest.runs[1]} cannot show a change at level {level:g} "
-        f"over {len(tested)} figures: at least {needed} a side are needed "
-        f"(`fsdpbench sweep --repeat {needed}`)"
-    )
+    return error_text("compare.few_runs", fewest.runs[0], fewest.runs[1], level, len(tested), needed, needed)
 
 
 def _direction(metric: str, change: float) -> Verdict:

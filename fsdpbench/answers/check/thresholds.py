@@ -21,7 +21,7 @@ from scipy.stats import mannwhitneyu
 from fsdpbench.answers.check.metrics import METRICS
 from fsdpbench.answers.check.records.baseline import check_names, replace_file, strictly
 from fsdpbench.answers.check.records.entries import Entry
-from fsdpbench.base.errors import CannotJudgeError
+from fsdpbench.base.errors import CannotJudgeError, error_text
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.reading import read_toml
 from fsdpbench.engine.results.records import Status
@@ -131,10 +131,7 @@ def measure_noise(entries: Mapping[str, Entry]) -> Noise:
             raise CannotJudgeError(f"{name}: {figure} {why}")
     runs = min((len(entry.runs) for entry in entries.values()), default=0)
     if runs < _FEWEST_RUNS:
-        raise CannotJudgeError(
-            f"{runs} runs a configuration are too few to split in two: at least {_FEWEST_RUNS} are needed "
-            f"(--repeat {_FEWEST_RUNS})"
-        )
+        raise CannotJudgeError(error_text("thresholds.runs", runs, _FEWEST_RUNS, _FEWEST_RUNS))
     generator = np.random.default_rng(0)
     effects: dict[str, float] = {}
     judged = [metric.name for metric in METRICS.values() if metric.worse is not Worse.NEITHER]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.numbers import whole_number
 
 VARIABLE = "FSDPBENCH_SIMULATED_CUDA"
@@ -37,7 +37,4 @@ def simulated_cuda() -> SimulatedCuda | None:
     try:
         return SimulatedCuda(profile, whole_number(gpus or str(_GPUS), 1, _MOST_GPUS if profile else 0))
     except ValueError:
-        raise UsageError(
-            f"{VARIABLE}={text!r}: write a hardware profile, and how many GPUs are here (1 to {_MOST_GPUS}): "
-            "h100-80gb:2"
-        ) from None
+        raise UsageError(error_text("simulated_cuda.form", VARIABLE, text, _MOST_GPUS)) from None

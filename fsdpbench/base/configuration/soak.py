@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.numbers import finite_number, whole_number
 from fsdpbench.base.reading import UnreadableError, read_text
 
@@ -153,10 +153,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
         try:
             found.append(whole_number(line.strip(), 1))
         except ValueError:
-            raise UsageError(
-                f"--seq-lengths {path}, line {number}: {line.strip()[:40]!r} is not a length "
-                "(a whole number from 1)"
-            ) from None
+            raise UsageError(error_text("soak.line", path, number, line.strip()[:40])) from None
     if not 1 <= len(found) <= MOST_LENGTHS:
         raise UsageError(
             f"--seq-lengths {path}: {len(found):,} lengths; from 1 to {MOST_LENGTHS:,} are taken"

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.script.cuda.refusals import NotSimulatedError
 from fsdpbench.script.files.overlay import REAL, Layer, Overlay, settle
 from fsdpbench.script.files.writing import Checkpoints, Writing
@@ -274,11 +275,7 @@ def _refuse(overlay: Overlay, words: list[str], folder: Any) -> None:
     for word in words[1:]:
         path = overlay.resolve(os.path.join(folder, word))
         if overlay.has(path) or (names & _REMOVING and overlay.is_before(path) and word[:1] != "-"):
-            raise NotSimulatedError(
-                f"'{' '.join(words)[:80]}'",
-                "another program would change the files from before the run, or not find those with "
-                "tensors; use Python's os and shutil",
-            )
+            raise NotSimulatedError(f"'{' '.join(words)[:80]}'", error_text("operations.program"))
 
 
 def _error(number: int, path: Any) -> OSError:

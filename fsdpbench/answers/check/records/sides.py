@@ -28,7 +28,7 @@ from fsdpbench.answers.check.records.baseline import (
 from fsdpbench.answers.check.records.entries import Entry, entry_of
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.simulated_cuda import VARIABLE
-from fsdpbench.base.errors import CannotJudgeError, UsageError
+from fsdpbench.base.errors import CannotJudgeError, UsageError, error_text
 from fsdpbench.base.reading import UnreadableError, one_line, read_json
 from fsdpbench.engine.results.provenance import another_key
 from fsdpbench.engine.results.records import Status, read_records
@@ -141,10 +141,7 @@ def _refuse_rehearsals(label: str, results: Mapping[str, Sequence[Result]]) -> N
         for run in runs:
             hardware = run.get("hardware")
             if run.get("device") != "sim" and isinstance(hardware, Mapping) and hardware.get("simulated"):
-                raise CannotJudgeError(
-                    f"{label}: {name} says cuda and ran on a simulated GPU ({VARIABLE} was set): measure it "
-                    "on a GPU, or take --device sim"
-                )
+                raise CannotJudgeError(error_text("sides.not_cuda", label, name, VARIABLE))
 
 
 def paired(before: Side, after: Side) -> tuple[dict[str, Entry], dict[str, Entry]]:
@@ -315,10 +312,7 @@ def whole(side: Side, leave_out: Collection[str]) -> Side:
         lines = [one_line(f"{name}: {flaw}", _LONGEST) for name, flaw in flaws.items()]
         shown = "; ".join(lines[:_NAMED])
         more = f"; and also {', '.join(list(flaws)[_NAMED:])}" if len(flaws) > _NAMED else ""
-        raise CannotJudgeError(
-            f"{side.label}: no baseline can be made of what failed or is not finished: {shown}{more}. "
-            f"Run the sweep again (--retry-failed), or leave a configuration out with `{FLAG} NAME`"
-        )
+        raise CannotJudgeError(error_text("sides.failed", side.label, shown, more, FLAG))
     if not kept.entries:
         raise CannotJudgeError(f"{side.label}: no configuration is left for a baseline")
     return kept

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fsdpbench.base.torch_internals import dynamo_utils
+from fsdpbench.sim.torch_device.strict.words import error_text
 
 _EAGER = "leave it out of the compiled part (torch.compiler.disable), or simulate the eager program"
 
@@ -40,15 +41,11 @@ def refuse_graph(graph: torch.fx.Graph) -> None:
             )
         if name in _CONTROL_FLOW:
             raise refused(
-                f"control flow in the graph (torch's {name}{_place(node)})",
-                "which branch or how many rounds run depends on data: decide it in Python, outside of the "
-                "compiled part",
+                f"control flow in the graph (torch's {name}{_place(node)})", error_text("refusals.rounds")
             )
         if name.startswith(_TRITON):
             raise refused(
-                f"a Triton kernel of the program's own{_place(node)}",
-                'make it an operator (torch.library.custom_op, device_types="cuda", register_fake) with a '
-                "price (fsdpbench.sim.prices.operator_price), or leave it outside of the compiled part",
+                f"a Triton kernel of the program's own{_place(node)}", error_text("refusals.operator")
             )
 
 

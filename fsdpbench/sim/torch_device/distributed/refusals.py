@@ -75,11 +75,7 @@ def refuse_count(tensors: Sequence[torch.Tensor], ranks: int, name: str, side: s
 
 def refuse_point_to_point() -> NoReturn:
     """Raise: the other rank is not there."""
-    raise NotImplementedError(
-        "send and recv are not simulated: only one rank runs, and point-to-point needs its partner (rings by "
-        "batch_isend_irecv do run); leave the pipeline out (FSDP, tensor parallelism), or run one stage's "
-        "layers as the whole model"
-    )
+    raise NotImplementedError(error_text("refusals.send"))
 
 
 def refuse_unlike_neighbours(

@@ -21,6 +21,7 @@ import torch
 from fsdpbench.base.torch_internals import expect, replace, symmetric_memory
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.strict.words import error_text
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, record_of
 
 _POLICY = "NCCL_CTA_POLICY"
@@ -43,10 +44,7 @@ class _Meeting:
 def use_pool(pool: Any) -> AbstractContextManager[None]:
     """Enter `use_mem_pool` of the pool of symmetric memory; raises `NotImplementedError` for another one."""
     if pool is not POOL:
-        raise NotImplementedError(
-            "torch.cuda.use_mem_pool is not simulated: the caching allocator is simulated as it is; leave "
-            "other allocators and pools out"
-        )
+        raise NotImplementedError(error_text("symmetric.mem_pool"))
     return nullcontext()
 
 

@@ -101,8 +101,7 @@ def fits_flash(params: Any, debug: bool = False) -> bool:
     takes = is_on_device(query) and params.attn_mask is None and query.dtype in _FLASH_DTYPES
     takes = takes and query.shape[-1] <= _FLASH_HEAD_SIZE and torch.backends.cuda.flash_sdp_enabled()
     if query.is_nested and not takes:  # torch goes on after a `NotImplementedError`
-        raise RuntimeError("attention of nested tensors is simulated as flash attention, which takes 16 bits "
-                           "and no mask: autocast, or bfloat16()")  # fmt: skip
+        raise RuntimeError(error_text("attention.nested"))  # fmt: skip
     return bool(takes)
 
 

@@ -29,6 +29,7 @@ from fsdpbench.sim.torch_device.operators.plans import (
 )
 from fsdpbench.sim.torch_device.operators.special_operators import SPECIAL_OPERATORS
 from fsdpbench.sim.torch_device.prices.families import has_own_price, price_of_kernel
+from fsdpbench.sim.torch_device.strict.words import error_text
 from fsdpbench.sim.torch_device.tensors import is_on_device, meta_twin, record_of
 
 _Tensor = torch.Tensor
@@ -84,10 +85,7 @@ def _run_foreign_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
         ACCELERATOR.guess("torch.nn.TransformerEncoder", "no nested tensors: padding is computed too")
         return False
     if operator.namespace == "symm_mem":
-        raise NotImplementedError(
-            f"{operator} is not simulated: ranks there read each other's memory; use the collectives of "
-            "torch.distributed"
-        )
+        raise NotImplementedError(error_text("kernels.other_ranks", operator))
     kernel = _FOREIGN_KERNELS.get(operator)
     if kernel is None:
         kernel = _FOREIGN_KERNELS[operator] = make_kernel(operator)

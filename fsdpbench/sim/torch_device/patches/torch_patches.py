@@ -65,6 +65,7 @@ from fsdpbench.sim.torch_device.patches.dtensor import (
 )
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to, stand_in_for_dynamo
 from fsdpbench.sim.torch_device.patches.host_access import install_host_access, install_two_sided_parameters
+from fsdpbench.sim.torch_device.strict.words import error_text
 
 _RANDOM_STATE = 1 << 13
 """Bytes of the largest storage that keeps its contents when a checkpoint is loaded straight to the device."""
@@ -537,11 +538,7 @@ class _Known:
         # A unit whose parameters have no states here did not run.
         missing = [name for name, unit in elsewhere if unit in with_states or unit not in without]
         if missing and not keys:
-            raise NotImplementedError(
-                f"the optimizer's states of {missing[0]} are not simulated: this rank's shards hold no "
-                "trainable parameter to take them from; use FSDP(use_orig_params=False), fully_shard, or "
-                "fewer ranks"
-            )
+            raise NotImplementedError(error_text("torch_patches.states", missing[0]))
         added = {keys[0]._replace(unflat_param_names=(name,), is_fsdp_managed=True) for name in missing}
         return sorted({*keys, *here, *added}), here
 

@@ -11,6 +11,7 @@ import torch
 
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.torch_device.flops import compute_type
+from fsdpbench.sim.torch_device.strict.words import error_text
 
 _SCALED = ("fp8", "nvfp4")
 """Dtypes whose factors were cast before the product, by operators with their own prices."""
@@ -60,10 +61,7 @@ def scaled(call: Call, costs: KernelCosts) -> OperatorCost:
     # Chips with products in nvfp4 are those that take scales of blocks.
     if needed not in known or (blocks and "nvfp4" not in known):
         what = "mxfp8" if blocks else needed
-        raise RuntimeError(
-            f"torch._scaled_mm: the GPU of profile {costs.profile.name} has no products in {what} (no table "
-            "in its profile): --hardware b200 has fp8, mxfp8 and nvfp4, h100-80gb fp8"
-        )
+        raise RuntimeError(error_text("products.no_table", costs.profile.name, what))
     return _gemm(a, call.args[1], costs)
 
 
