@@ -390,7 +390,7 @@ class Overlay(Layer):
         Raises `NotSimulatedError` for a folder that was there before the run.
         """
         is_folder = os.path.isdir(source) and not os.path.islink(source)
-        self._check_rename(source, target, is_folder=is_folder)
+        _check_rename(self, source, target, is_folder=is_folder)
         if self.is_made(source) and not self.has(source):
             files = [source]
             if is_folder:
@@ -418,20 +418,6 @@ class Overlay(Layer):
             self._forget(path)
             self.hide(path)
         return None
-
-    def _check_rename(self, source: str, target: str, *, is_folder: bool) -> None:
-        """Raise the `OSError` of a rename that cannot be, before anything is changed for it."""
-        os.lstat(source)
-        os.lstat(os.path.dirname(target))
-        number = 0
-        if source != target and _is_in(source, target):
-            number = errno.ENOTEMPTY
-        elif os.path.isdir(target) and not os.path.islink(target):
-            number = (errno.ENOTEMPTY if self.names(target) else 0) if is_folder else errno.EISDIR
-        elif not os.path.isdir(os.path.dirname(target)) or (is_folder and os.path.lexists(target)):
-            number = errno.ENOTDIR
-        if number:
-            raise OSError(number, os.strerror(number), source, None, target)
 
     def _rename_really(self, source: str, target: str, *, is_folder: bool) -> None:
         """Move what the run made; the content of a removed folder from before stays there, hidden."""
@@ -490,3 +476,18 @@ def settle_after_death(folder: Path) -> None:
 
 def _is_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + os.sep)
+
+
+def _check_rename(layer: Layer, source: str, target: str, *, is_folder: bool) -> None:
+    """Raise the `OSError` of a rename that cannot be, before anything is changed for it."""
+    os.lstat(source)
+    os.lstat(os.path.dirname(target))
+    number = 0
+    if source != target and _is_in(source, target):
+        number = errno.ENOTEMPTY
+    elif os.path.isdir(target) and not os.path.islink(target):
+        number = (errno.ENOTEMPTY if layer.names(target) else 0) if is_folder else errno.EISDIR
+    elif not os.path.isdir(os.path.dirname(target)) or (is_folder and os.path.lexists(target)):
+        number = errno.ENOTDIR
+    if number:
+        raise OSError(number, os.strerror(number), source, None, target)
