@@ -59,7 +59,8 @@ class Run:
         self.model = model
         self.losses: list[torch.Tensor] = []
         self.batches = 0
-        self.held = list(model.parameters())
+        self.named = list(model.named_parameters())
+        self.held = [parameter for _, parameter in self.named]
         arguments: dict[str, Any] = {"foreach": True} if optimizer == "foreach" else {}
         kind = torch.optim.SGD
         if optimizer.startswith("fused"):
@@ -190,6 +191,64 @@ def new_data(run: Run) -> dict[str, Any]:
         return halve(run)
     for parameter in run.held:
         parameter.data = parameter.data * 0.5
+    return {}
+
+
+def require_gradients(run: Run, value: bool, part: str = "") -> dict[str, Any]:
+    """Freeze or thaw what the script holds of a part of the model; "root" is what is in no block."""
+    for name, parameter in run.named:
+        if part in name or (part == "root" and "blocks." not in name):
+            parameter.requires_grad_(value)
+    return {}
+
+
+@operation
+def freeze_root(run: Run) -> dict[str, Any]:
+    return require_gradients(run, False, "root")
+
+
+@operation
+def freeze_block(run: Run) -> dict[str, Any]:
+    return require_gradients(run, False, "blocks.1.")
+
+
+@operation
+def thaw(run: Run) -> dict[str, Any]:
+    return require_gradients(run, True)
+
+
+@operation
+def frozen_forward(run: Run) -> dict[str, Any]:
+    """A forward of frozen parts, which no backward follows and which may leave them gathered."""
+    require_gradients(run, False, "root")
+    require_gradients(run, False, "blocks.1.")
+    loss = run.forward()
+    require_gradients(run, True)
+    return {"loss": loss}
+
+
+@operation
+def halve_gradients(run: Run) -> dict[str, Any]:
+    for parameter in run.held:
+        if parameter.grad is not None:
+            parameter.grad.mul_(0.5)
+    return {}
+
+
+@operation
+def drop_gradients_of_a_block(run: Run) -> dict[str, Any]:
+    for name, parameter in run.named:
+        if "blocks.1." in name:
+            parameter.grad = None
+    return {}
+
+
+@operation
+def clip(run: Run) -> dict[str, Any]:
+    if is_flat(run.model):
+        run.model.clip_grad_norm_(0.01)
+    else:
+        torch.nn.utils.clip_grad_norm_(run.held, 0.01)
     return {}
 
 
