@@ -254,7 +254,8 @@ class FlatPresentation(Presentation):
         flat = self.flat_param
         if not is_shown(self._shown):
             self._refuse_replaced()
-        self.follow_freezing()
+        if flat.requires_grad is not self._trains:  # a call for each gather is host time
+            self.follow_freezing()
         if "_in_backward_optimizers" in flat.__dict__:
             raise RuntimeError(error_text("flat_param.take_up_changes"))
         wrote = self.replaced()

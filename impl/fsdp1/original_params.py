@@ -16,7 +16,7 @@ from torch import nn
 
 from ..runtime.buffer import HostOffload
 from ..runtime.gradient_state import gradients_arrived
-from ..runtime.presentation import VERSION, ShownInPlace, UnitParameter, is_shown
+from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, is_shown
 from ..shared import error_text
 from ..shared.layout import UnitLayout
 from ..shared.torch_internals import foreach_add_
@@ -82,7 +82,8 @@ class OriginalPresentation(ShownInPlace):
         wrote = self._moved()
         if wrote:
             self._write_back(before_write)
-        self.follow_freezing()
+        if list(map(TRAINS, self.sharded)) != self._trained:
+            self.follow_freezing()
         versions = list(map(VERSION, self.sharded))
         self.writes += wrote or versions != self._versions
         self._versions = versions
