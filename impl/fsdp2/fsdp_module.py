@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import nn
+from typing_extensions import deprecated
 
 from ..collectives.comm import (
     BUILT_IN,
@@ -115,8 +116,10 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.gradients.divide_factor = factor
 
-    # Its older name.
-    set_reduce_scatter_divide_factor = set_gradient_divide_factor
+    @deprecated("Use `set_gradient_divide_factor` instead")
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """Do as ``set_gradient_divide_factor``, by its older name."""
+        self.set_gradient_divide_factor(factor)
 
     def set_force_sum_reduction_for_comms(self, enable: bool, *, recurse: bool = False) -> None:
         """Reduce by sums only and divide outside of the collective."""

@@ -159,6 +159,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "forward_prefetch_module": lambda m: m.set_modules_to_forward_prefetch(m[0]),
     "forward_prefetch_none": lambda m: m.set_modules_to_forward_prefetch(None),
     "backward_prefetch_plain": lambda m: m.set_modules_to_backward_prefetch([m[1]]),
+    "older_divide_factor": lambda m: m.set_reduce_scatter_divide_factor(2.0),
     "buffers_zero": lambda m: m.set_reduce_scatter_max_input_buffers(0),
     "buffers_text": lambda m: m.set_reduce_scatter_max_input_buffers("x"),
     "buffers_true": lambda m: m.set_reduce_scatter_max_input_buffers(True),

@@ -385,7 +385,7 @@ def to_zero(run: Run) -> dict[str, Any]:
 
 
 @operation
-def summed_and_written(run: Run) -> dict[str, Any]:
+def summoned_and_written(run: Run) -> dict[str, Any]:
     """Parameters are changed where they are whole, or else in place."""
     if not is_flat(run.model):
         return halve(run)
