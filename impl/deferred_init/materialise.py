@@ -29,6 +29,7 @@ def materialise(
     """Materialise those of ``modules`` that hold parameters or buffers without data.
 
     What was recorded is replayed where it was recorded; the rest is made on ``device``, module by module.
+    If there is any, ``param_init_fn`` is called with each of ``modules``, as torch does.
 
     Args:
         ignored: parameters that belong to no unit; those that are replaced here are replaced there too.
@@ -46,9 +47,15 @@ def materialise(
     replayed = _replay(modules) if param_init_fn is None else {}
     ignored.update(new for old, new in replayed.items() if old in ignored)
     tied = _tied_places(modules)
-    for module in modules:
+    without_data = [module for module in modules if _on_meta(module)]
+    if param_init_fn is not None and without_data:
+        for module in modules:
+            param_init_fn(module)
+    for module in without_data:
+        if param_init_fn is None:
+            _reset(module, device)
         if _on_meta(module):
-            _initialise(module, device, param_init_fn)
+            raise ValueError(error_text("materialise.left", type(module).__name__))
     for (first, first_name), *others in tied:
         for module, name in others:
             module._parameters[name] = first._parameters[first_name]
@@ -67,25 +74,18 @@ def materialise_deferred(module: nn.Module) -> None:
     _replay(list(module.modules()))
 
 
-def _initialise(module: nn.Module, device: torch.device, param_init_fn: InitFunction | None) -> None:
+def _reset(module: nn.Module, device: torch.device) -> None:
     kind = type(module).__name__
-    if param_init_fn is not None:
-        param_init_fn(module)
-    else:
-        reset = getattr(module, "reset_parameters", None)
-        if not callable(reset):
-            raise ValueError(error_text("materialise.initialise", kind))
-        module.to_empty(device=device, recurse=False)
-        try:
-            with torch.no_grad():
-                reset()
-        except Exception as error:
-            warnings.warn(f"reset_parameters() of {kind} failed on the meta device: {error}", stacklevel=2)
-            raise
-    if _on_meta(module):
-        raise ValueError(
-            f"param_init_fn left parameters of {kind} on the meta device; it must materialise them"
-        )
+    reset = getattr(module, "reset_parameters", None)
+    if not callable(reset):
+        raise ValueError(error_text("materialise.initialise", kind))
+    module.to_empty(device=device, recurse=False)
+    try:
+        with torch.no_grad():
+            reset()
+    except Exception as error:
+        warnings.warn(f"reset_parameters() of {kind} failed on the meta device: {error}", stacklevel=2)
+        raise
 
 
 # -- replaying -----------------------------------------------------------------------------------------------

@@ -45,17 +45,13 @@ def check_unchanged(
 def check_outside(call: str, state: TrainingState) -> None:
     """Raise ValueError if ``call`` comes inside of forward, backward or ``summon_full_params``."""
     if state is not TrainingState.IDLE:
-        raise ValueError(
-            f"{call}: expected to be in states [{TrainingState.IDLE}] but current state is {state}"
-        )
+        raise ValueError(error_text("flat_checks.outside", call, TrainingState.IDLE, state))
 
 
 def check_summoning(writeback: bool, rank0_only: bool, offload_to_cpu: bool) -> None:
     """Raise NotImplementedError where ranks without values would write back; warn of a copy on each rank."""
     if writeback and rank0_only:
-        raise NotImplementedError(
-            "writeback=True and rank0_only=True is not supported: other ranks have nothing to write back"
-        )
+        raise NotImplementedError(error_text("flat_checks.summoning"))
     if offload_to_cpu and not rank0_only:
         text = "offload_to_cpu=True and rank0_only=False makes a copy on the CPU for each rank"
         warnings.warn(text, stacklevel=5)
@@ -85,11 +81,7 @@ def warn_of_frozen(units: Sequence[Unit]) -> None:
     for unit in units:
         frozen = [parameter.fqn for parameter in unit.parameters if not parameter.requires_grad]
         if frozen and len(frozen) < len(unit.parameters):
-            warnings.warn(
-                f"{unit.name} has both parameters with requires_grad=True and False, such as '{frozen[0]}': "
-                "memory for gradients is taken for all of them; wrap the frozen modules by themselves",
-                stacklevel=4,
-            )
+            warnings.warn(error_text("flat_checks.frozen", unit.name, frozen[0]), stacklevel=4)
 
 
 def _check_first_call(unit: Unit, module: nn.Module) -> None:

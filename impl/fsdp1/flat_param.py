@@ -8,15 +8,11 @@ attributes, which ``parameters()`` does not see. The other mode, which shows the
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..runtime.buffer import HostOffload, new_shard
 from ..runtime.gradient_state import gradients_arrived
@@ -28,7 +24,9 @@ from ..runtime.presentation import (
     Presentation,
     UnitParameter,
     assignments,
+    follow_requires_grad,
     is_shown,
+    mark_replaced,
     show,
 )
 from ..runtime.reduce_ways import fill_missing
@@ -185,6 +183,7 @@ class FlatPresentation(Presentation):
     """
 
     drops_without_grad = refuses_writes = True
+    flat_param: FlatParameter
 
     def __init__(
         self,
@@ -205,7 +204,7 @@ class FlatPresentation(Presentation):
         self._unsharded: list[nn.Parameter] = []
         self.shard = flatten(layout, originals, offload)
         self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
-        # What the modules show as attributes: parts of the shard until the unit was first gathered.
+        # What the modules show as attributes: no values of theirs until the unit was first gathered.
         self._attributes: list[torch.Tensor] = []
         self.unreduced: UnreducedFlat = UnreducedFlat(layout, self.flat_param)
         self._version = self.flat_param._version
@@ -216,15 +215,15 @@ class FlatPresentation(Presentation):
     def show_sharded(self) -> None:
         """Do nothing: what the modules show stays, only its memory goes."""
 
-    def show_unsharded(self) -> None:
-        """Do nothing, see ``show_sharded``."""
+    show_unsharded = show_sharded
 
     def trained(self) -> Sequence[nn.Parameter]:
         return [self.flat_param]
 
     def _show_parts(self) -> None:
-        """Show parts of the shard as attributes, which no optimizer is to hold."""
-        self._attributes = [segment.in_shard(self.shard) for segment in self._layout.segments]
+        """Show the shard's memory in the shapes of the originals, which no optimizer is to hold."""
+        shard = self.shard if self._layout.parameter_numel else self.shard.new_empty(1)
+        self._attributes = [shard[0].expand(segment.shape) for segment in self._layout.segments]
         mark_replaced(self._attributes, type(self._home).__name__)
         self._show_attributes()
 
@@ -255,11 +254,8 @@ class FlatPresentation(Presentation):
         flat = self.flat_param
         if not is_shown(self._shown):
             self._refuse_replaced()
-        if flat.requires_grad is not self._trains:
-            self._trains = flat.requires_grad
-            follow_requires_grad(
-                self._parameters, self._unsharded, [flat.requires_grad] * len(self._parameters)
-            )
+        if flat.requires_grad is not self._trains:  # a call for each gather is host time
+            self.follow_freezing()
         if "_in_backward_optimizers" in flat.__dict__:
             raise RuntimeError(error_text("flat_param.take_up_changes"))
         wrote = self.replaced()
@@ -284,6 +280,12 @@ class FlatPresentation(Presentation):
     def changed(self) -> bool:
         flat = self.flat_param
         return flat._version != self._version or self.replaced() or not is_shown(self._shown)
+
+    def follow_freezing(self) -> None:
+        trains = self.flat_param.requires_grad
+        if trains is not self._trains:
+            self._trains = trains
+            follow_requires_grad(self._parameters, self._unsharded, [trains] * len(self._parameters))
 
     def replaced(self) -> bool:
         """Return whether the flat parameter was given other data since."""
@@ -371,74 +373,18 @@ class FlatPresentation(Presentation):
 
 def refuse_shown_full() -> NoReturn:
     """Raise AssertionError: sharded parameters are required, but whole ones are shown."""
-    raise AssertionError(
-        "summon_full_params() shows whole parameters: leave it before forward, and to move the module"
-    )
+    raise AssertionError(error_text("flat_param.shown_full"))
 
 
 def check_place(parameter: UnitParameter, place: ModulePlace, found: Any) -> Any:
     """Return what was found where a parameter belongs. Raises ``ValueError`` if it is not a tensor."""
     if not isinstance(found, torch.Tensor):
-        raise ValueError(
-            f"parameter '{parameter.fqn}' is no longer '{place.name}' of its {type(place.module).__name__}: "
-            "parameters cannot be renamed or removed after wrapping; do it before"
-        )
+        kind = type(place.module).__name__
+        raise ValueError(error_text("flat_param.check_place", parameter.fqn, place.name, kind))
     return found
-
-
-def follow_requires_grad(
-    parameters: Sequence[UnitParameter], unsharded: Sequence[nn.Parameter], flags: Sequence[bool]
-) -> None:
-    """Freeze or thaw the unsharded parameters, so that the next graph is made for those trained now."""
-    for described, flag in zip(parameters, flags, strict=True):
-        described.requires_grad = flag
-    for parameter, flag in zip(unsharded, flags, strict=False):  # none before the unit was first gathered
-        if parameter.requires_grad != flag:
-            parameter.requires_grad_(flag)
 
 
 def _check_elements(given: int, expected: int) -> None:
     """Raise AssertionError unless the new data of a flat parameter has as many elements as the shard."""
     if given != expected:
         raise AssertionError(error_text("flat_param.check_elements", given, expected))
-
-
-# Optimizers that hold tensors which a wrapper does not train: made before wrapping, inside of
-# ``summon_full_params``, or of modules' attributes.
-
-
-# Attribute of a parameter that is not trained any more: what took its place.
-_REPLACED = "_fsdp_replaced_by"
-
-
-# Optimizers whose parameters were looked at since parameters were replaced last.
-_looked_at: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-
-
-def mark_replaced(parameters: Iterable[torch.Tensor], title: str) -> None:
-    """Mark ``parameters``, whose values a unit of the module ``title`` took, as no longer trained."""
-    for parameter in parameters:
-        parameter.__dict__[_REPLACED] = title
-        _looked_at.clear()
-        _guard_optimizers()
-
-
-@cache
-def _guard_optimizers() -> None:
-    register_optimizer_step_pre_hook(_before_step)
-
-
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Look at an optimizer before its first step after something was wrapped."""
-    if optimizer in _looked_at:
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            title = parameter.__dict__.get(_REPLACED)
-            if title is not None:
-                raise RuntimeError(
-                    error_text(
-                        "flat_param.before_step", type(optimizer).__name__, tuple(parameter.shape), title
-                    )
-                )
-    _looked_at.add(optimizer)

@@ -18,6 +18,7 @@ from ..deferred_init.materialise import materialise
 from ..runtime.buffer import HostOffload
 from ..runtime.hooks import stage_of
 from ..runtime.ownership import Ignored, Owned
+from ..runtime.presentation import mark_replaced
 from ..runtime.streams import current_device
 from ..runtime.unit import Unit
 from ..shared import error_text
@@ -29,7 +30,6 @@ from .flat_checks import check_first_calls, check_unchanged, warn_of_frozen
 from .flat_param import (
     FlatPresentation,
     flat_layout,
-    mark_replaced,
     register_in_order,
     registration_order,
     without_activation_wrapper,
@@ -148,7 +148,9 @@ def shard_module(
 ) -> tuple[Sequence[Unit], dict[nn.Module, dict[str, torch.dtype]]]:
     """Materialise, move, broadcast and shard what ``module`` owns: its unit, and dtypes that buffers had."""
     owned = Owned([module], left_alone)
-    replayed = materialise(owned.modules, how.device, how.param_init_fn, left_alone.parameters)
+    # Random numbers are drawn in torch's order: level by level, from the root.
+    modules = sorted(owned.modules, key=lambda each: owned.modules[each].count("."))
+    replayed = materialise(modules, how.device, how.param_init_fn, left_alone.parameters)
     owned.find_parameters()
     # Offloaded parameters are cut where they are; a broadcast needs them where the group communicates.
     owned.move(how.device, parameters=how.offload is None or how.sync_module_states)
@@ -263,10 +265,8 @@ def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what:
     way_out = "pass use_orig_params=True, or wrap the frozen modules by themselves"
     if what == "dtype":
         way_out = "wrap the modules that differ by themselves, or convert them"
-    raise ValueError(
-        f"the parameters of one flat parameter must agree in {what}, but in {owned.title} "
-        f"'{owned.fqns[first]}' has {ours} and '{owned.fqns[other]}' has {theirs}: {way_out}"
-    )
+    one, two = owned.fqns[first], owned.fqns[other]
+    raise ValueError(error_text("flat_units.disagree", what, owned.title, one, ours, two, theirs, way_out))
 
 
 # Parameters that are more than plain tensors, in a flat parameter: the hook for tensor parallelism.

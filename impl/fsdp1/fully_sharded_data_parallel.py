@@ -16,6 +16,7 @@ from ..runtime.hooks import ModuleHooks, skip_frame
 from ..runtime.presentation import FLAT_NAME, WRAPPED
 from ..runtime.stage import Stage, StageState
 from ..runtime.unit import Unit
+from ..shared import error_text
 from ..shared.settings import MemoryHandover, ScheduleSettings, own
 from ..shared.torch_internals import compiler_at_work
 from .flat_checks import check_outside, check_summoning, ignored, warn_of_wrapping
@@ -54,7 +55,7 @@ class FullyShardedDataParallel(StateDictMethods):
         backward_prefetch: when backward gathers the next unit; ``None``: only when it is needed.
         mixed_precision: dtypes of computation, reduction and buffers.
         ignored_modules, ignored_states: modules or parameters to leave alone.
-        param_init_fn: called with each module that holds meta-device parameters, to materialise them;
+        param_init_fn: called with each module, if any is on the meta device, to materialise parameters;
             without it what ``deferred_init()`` recorded is replayed, or ``reset_parameters()`` called.
         device_id: the device to move the module to and to compute on.
         sync_module_states: broadcast parameters and buffers from the first rank before sharding.
@@ -326,10 +327,8 @@ class FullyShardedDataParallel(StateDictMethods):
         wrappers = self.fsdp_modules(self)
         hybrid = [wrapper for wrapper in wrappers if wrapper.sharding_strategy in HYBRID]
         if hybrid:
-            raise AssertionError(
-                "Communication hook is not supported for hybrid strategies: "
-                f"{hybrid[0].sharding_strategy.name}, which reduces twice; use one that is not"
-            )
+            strategy = hybrid[0].sharding_strategy.name
+            raise AssertionError(error_text("fully_sharded_data_parallel.comm_hook", strategy))
         units = [unit for wrapper in wrappers for unit in wrapper._stage.units]
         made = comm_hook(hook, state)
         for unit in units:
@@ -345,9 +344,7 @@ class FullyShardedDataParallel(StateDictMethods):
         Parameters of strategies that do not reshard after forward stay gathered, as in torch.
         """
         if not self.check_is_root():
-            raise RuntimeError(
-                "`no_sync()` on inner FSDP instances is not supported: call it on the outermost one"
-            )
+            raise RuntimeError(error_text("fully_sharded_data_parallel.no_sync"))
         if self._states.summoned:
             check_outside("no_sync()", self.training_state)
         changed: list[tuple[Unit, bool, bool]] = []

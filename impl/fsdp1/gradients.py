@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup
 from ..collectives import comm
 from ..runtime.gradient_state import CommHook
 from ..runtime.hooks import stages_in
+from ..shared import error_text
 
 
 class ShardedGradScaler(torch.amp.GradScaler):
@@ -139,11 +140,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     if everything:
         return total.to(functools.reduce(torch.promote_types, [gradient.dtype for gradient in everything]))
     if any(group is not None for group in sharded):
-        warnings.warn(
-            f"Called FSDP.clip_grad_norm_() on rank {dist.get_rank()} with no gradients -- returning the "
-            f"total norm in the default dtype {torch.float32}",
-            stacklevel=4,
-        )
+        warnings.warn(error_text("gradients.clip", dist.get_rank(), torch.float32), stacklevel=4)
     return total.float()
 
 

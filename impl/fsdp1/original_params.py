@@ -25,7 +25,6 @@ from .flat_param import (
     check_place,
     flat_parameter,
     flatten,
-    follow_requires_grad,
     refuse_shown_full,
 )
 from .unreduced import UnreducedOriginals, assign_gradient
@@ -56,7 +55,7 @@ class OriginalPresentation(ShownInPlace):
         self.sharded = list(originals)
         self.unreduced: UnreducedOriginals = UnreducedOriginals(layout, self.sharded)
         self._kept_gradients: list[torch.Tensor | None] = []
-        self._trains = [parameter.requires_grad for parameter in originals]
+        self._trained = [parameter.requires_grad for parameter in originals]
         self._addresses: list[int] = []
         self._point_at_shard()
         self._sharded_changed()
@@ -83,10 +82,8 @@ class OriginalPresentation(ShownInPlace):
         wrote = self._moved()
         if wrote:
             self._write_back(before_write)
-        trains = list(map(TRAINS, self.sharded))
-        if trains != self._trains:
-            self._trains = trains
-            follow_requires_grad(self._parameters, self._unsharded, trains)
+        if list(map(TRAINS, self.sharded)) != self._trained:
+            self.follow_freezing()
         versions = list(map(VERSION, self.sharded))
         self.writes += wrote or versions != self._versions
         self._versions = versions
@@ -155,7 +152,7 @@ class OriginalPresentation(ShownInPlace):
 
     def flat(self) -> FlatParameter:
         """Return a flat parameter of this rank's shard, with a copy of its gradient."""
-        flat = flat_parameter(self._layout, self._parameters, self.shard, any(self._trains))
+        flat = flat_parameter(self._layout, self._parameters, self.shard, any(self._trained))
         if not self.unreduced.shown and not self.shows_full and any(self.which_gradients()):
             flat.grad_dtype = None
             flat.grad = self.flat_gradient()

@@ -54,9 +54,7 @@ def groups_of_strategy(
     if strategy in HYBRID:
         return _hybrid(strategy, process_group, mesh)
     if process_group is not None and not isinstance(process_group, ProcessGroup):
-        raise ValueError(
-            f"{strategy.name} needs one process group, not {process_group!r}; a pair is for hybrid strategies"
-        )
+        raise ValueError(error_text("process_groups.pair", strategy.name, process_group))
     if mesh is not None and mesh.ndim != 1:
         raise ValueError(f"{strategy.name} needs a mesh of one dimension, not {mesh}")
     group = group_of(process_group, mesh)

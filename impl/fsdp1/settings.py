@@ -239,7 +239,6 @@ def _own_config(expected: Any, given: Any, argument: str, kind: StateDictType) -
     if given is None:
         return expected()
     if type(given).__name__ != expected.__name__:
-        raise RuntimeError(
-            f"{argument} of {kind.name} must be a {expected.__name__}, not a {type(given).__name__}"
-        )
+        wanted, found = expected.__name__, type(given).__name__
+        raise RuntimeError(error_text("fsdp1_settings.config", argument, kind.name, wanted, found))
     return own(expected, given, argument)

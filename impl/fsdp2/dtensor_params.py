@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ..runtime.buffer import HOST, HostOffload, new_shard
 from ..runtime.gradient_state import any_gradient, gradients_arrived
-from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced
+from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced, mark_replaced
 from ..shared import error_text
 from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
@@ -26,6 +26,7 @@ from ..shared.torch_internals import DisableTorchFunction, foreach_add_
 # Methods of tensors that say themselves what is gathered (``extended.py``).
 PRE_ALL_GATHER, POST_ALL_GATHER = "fsdp_pre_all_gather", "fsdp_post_all_gather"
 _GRADS = repeat("grad")
+_TITLE = "fully_shard"
 
 
 class DTensorPresentation(ShownInPlace):
@@ -53,6 +54,11 @@ class DTensorPresentation(ShownInPlace):
         ]
         self._sharded_changed()
         self.show_sharded()
+        mark_replaced(originals, _TITLE)
+
+    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().adopt_unsharded(parameters)
+        mark_replaced(parameters, _TITLE)
 
     def _cut(self, originals: Sequence[nn.Parameter]) -> torch.Tensor:
         like = local_tensor(originals[0])
@@ -116,8 +122,8 @@ class DTensorPresentation(ShownInPlace):
             for index, gradient in zip(which, gradients, strict=False):
                 parameter = sharded[index]
                 grad: Any = parameter.grad
-                if not parameter.requires_grad:
-                    continue  # frozen since its forward
+                if self._trained[index] and not parameter.requires_grad:
+                    continue  # frozen since its forward; one that was before, was thawed while gathered
                 if grad is None:
                     parameter.grad = new_dtensor(gradient, specs[index])
                 else:
@@ -153,10 +159,8 @@ class DTensorPresentation(ShownInPlace):
             if not isinstance(now, DTensor) or not isinstance(now, nn.Parameter):
                 _refuse_replaced(parameter.fqn)
             if tuple(now._local_tensor.shape) != segment.shard_shape:
-                raise ValueError(
-                    f"parameter '{parameter.fqn}' now has a local shape of {tuple(now._local_tensor.shape)}, "
-                    f"its unit was laid out for {segment.shard_shape}"
-                )
+                given, wanted = tuple(now._local_tensor.shape), segment.shard_shape
+                raise ValueError(error_text("dtensor_params.readopt", parameter.fqn, given, wanted))
             if is_extended(now._local_tensor, parameter.fqn) and not self.extended:
                 raise NotImplementedError(error_text("dtensor_params.late_extensions", parameter.fqn))
             self.sharded[index] = now
@@ -164,9 +168,7 @@ class DTensorPresentation(ShownInPlace):
             kinds = ", ".join(
                 f"'{p.fqn}' {now.dtype}" for p, now in zip(self._parameters, self.sharded, strict=True)
             )
-            raise AssertionError(
-                f"the parameters of one unit are of several dtypes now: {kinds}. Convert all of the module"
-            )
+            raise AssertionError(error_text("dtensor_params.dtypes", kinds))
         self.half_converted = False
         shard = self._take_up()
         self._sharded_changed()

@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import nn
+from typing_extensions import deprecated
 
 from ..collectives.comm import (
     BUILT_IN,
@@ -115,8 +116,10 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.gradients.divide_factor = factor
 
-    # Its older name.
-    set_reduce_scatter_divide_factor = set_gradient_divide_factor
+    @deprecated("Use `set_gradient_divide_factor` instead")
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """Do as ``set_gradient_divide_factor``, by its older name."""
+        self.set_gradient_divide_factor(factor)
 
     def set_force_sum_reduction_for_comms(self, enable: bool, *, recurse: bool = False) -> None:
         """Reduce by sums only and divide outside of the collective."""
@@ -179,9 +182,7 @@ class FSDPModule:
         """
         for unit in self._units_of_one_mesh("set_all_reduce_hook", recurse):
             if stream is not None and (unit.groups.replicate is not None or unit.groups.hybrid):
-                raise ValueError(
-                    "stream cannot be set on a mesh with replicas: the hook runs on the stream of their sum"
-                )
+                raise ValueError(error_text("fsdp_module.hook_stream"))
             unit.gradients.all_reduce_hook = hook
             if stream is not None:
                 unit.gradients.hook_stream = stream_of(stream, unit.device)
@@ -212,10 +213,7 @@ class FSDPModule:
         for unit in self._units(recurse):
             _refuse_custom(unit, "set_symm_mem_for_comm")
             if unit.device.type == "cpu":
-                raise RuntimeError(
-                    f"set_symm_mem_for_comm needs CUDA devices and {backend}, but unit '{unit.name}' is on "
-                    f"{unit.device}"
-                )
+                raise RuntimeError(error_text("fsdp_module.symm_mem", backend, unit.name, unit.device))
             gathers, reduces = unit.groups.shard, unit.groups.reduce
             if gathers is not None and reduces is not None:
                 unit.use_all_gather(SymmetricAllGather(gathers, backend))
@@ -227,9 +225,7 @@ class FSDPModule:
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Set whether forward frees the parameters."""
         if not isinstance(reshard_after_forward, bool):
-            raise ValueError(
-                f"reshard_after_forward must be True or False here, not {reshard_after_forward!r}"
-            )
+            raise ValueError(error_text("fsdp_module.reshard", reshard_after_forward))
         for unit in self._units(recurse):
             unit.reshard_after_forward = reshard_after_forward
 

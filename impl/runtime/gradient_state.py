@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..collectives.comm import ReduceScatter
+from ..shared import error_text
 from ..shared.torch_internals import DisableTorchFunction
 from .streams import Stream
 
@@ -45,11 +46,9 @@ class CommHook:
         try:
             self.function(self.state, *given)
         except TypeError as error:
+            kind = "not sharded" if output is None else "sharded"
             names = "state, gradient" if output is None else "state, gradient, output"
-            raise TypeError(
-                f"unit '{where}' is {'not ' if output is None else ''}sharded, so its communication hook is "
-                f"called with ({names}): {error}"
-            ) from error
+            raise TypeError(error_text("gradient_state.reduce", where, kind, names, error)) from error
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,8 @@ def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> 
         ]
     for parameter in arrived:
         for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
-            hook(parameter)
+            if parameter.grad is not None:  # this rank has elements of it, and no hook before dropped it
+                hook(parameter)
         if OPTIMIZERS in parameter.__dict__ and parameter.grad is not None:
             for optimizer in parameter.__dict__[OPTIMIZERS]:
                 optimizer.step()

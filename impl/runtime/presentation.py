@@ -12,8 +12,9 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..shared import error_text
 from ..shared.layout import Cuts, UnitLayout
 from ..shared.placement import TensorParallel
 from ..shared.torch_internals import DisableTorchFunction, current_graph_task_id
@@ -121,6 +122,9 @@ class Presentation(Protocol):
     def show_unsharded(self) -> None:
         """Let the modules show the unsharded parameters."""
 
+    # The parameter that users see instead of the unit's own, where the front end has one.
+    flat_param: nn.Parameter | None = None
+
     # Shows gradients that were not reduced yet, where the front end does.
     unreduced: Unreduced | None = None
 
@@ -149,6 +153,9 @@ class Presentation(Protocol):
 
     def changed(self) -> bool:
         """Return whether the user wrote to the sharded parameters since, as far as that can be seen."""
+
+    def follow_freezing(self) -> None:
+        """Freeze or thaw the unsharded parameters as the user did to the sharded ones since."""
 
     def trained(self) -> Sequence[nn.Parameter]:
         """Return the parameters that an optimizer sees: those that hold this rank's part."""
@@ -191,6 +198,8 @@ class ShownInPlace(Presentation):
         self._cuts: dict[tuple[int, ...], Cuts] = {}
         self._versions: list[int] = []
         self._unsharded: list[nn.Parameter] = []
+        # Which sharded parameters required a gradient when the unsharded ones followed them last.
+        self._trained: list[bool] = []
         self._show_sharded: Assignments = []
         self._show_unsharded: Assignments = []
 
@@ -204,10 +213,17 @@ class ShownInPlace(Presentation):
         # In backward nothing is frozen or thawed: a recomputation has to see what forward saw.
         if self.follows_freezing and current_graph_task_id() == -1:
             with DisableTorchFunction():
-                trains = list(map(TRAINS, self.sharded))
-                if trains != list(map(TRAINS, self._unsharded)):
-                    for trained, unsharded in zip(trains, self._unsharded, strict=True):
+                self._trained = list(map(TRAINS, self.sharded))
+                if self._trained != list(map(TRAINS, self._unsharded)):
+                    for trained, unsharded in zip(self._trained, self._unsharded, strict=True):
                         unsharded.requires_grad_(trained)
+
+    def follow_freezing(self) -> None:
+        with DisableTorchFunction():
+            trains = list(map(TRAINS, self.sharded))
+        if trains != self._trained:
+            self._trained = trains
+            follow_requires_grad(self._parameters, self._unsharded, trains)
 
     def trained(self) -> Sequence[nn.Parameter]:
         return self.sharded
@@ -230,6 +246,17 @@ class ShownInPlace(Presentation):
 
     def _places_of(self, values: Sequence[nn.Parameter]) -> Assignments:
         return assignments(self._parameters, values, lambda module: module._parameters)
+
+
+def follow_requires_grad(
+    parameters: Sequence[UnitParameter], unsharded: Sequence[nn.Parameter], flags: Sequence[bool]
+) -> None:
+    """Freeze or thaw the unsharded parameters, so that the next graph is made for those trained now."""
+    for described, flag in zip(parameters, flags, strict=True):
+        described.requires_grad = flag
+    for parameter, flag in zip(unsharded, flags, strict=False):  # none before the unit was first gathered
+        if parameter.requires_grad != flag:
+            parameter.requires_grad_(flag)
 
 
 # -- which shards optimizers wrote to, counted where they step -----------------------------------------------
@@ -274,3 +301,39 @@ def _shown_to(optimizer: Optimizer) -> Iterable[Presentation]:
         found = WeakSet(each for each in _counted if not held.isdisjoint(map(id, each.trained())))
         known = _stepped_by[optimizer] = count, found
     return known[1]
+
+
+# -- optimizers that hold tensors which nothing trains -------------------------------------------------------
+# Made before wrapping, while whole parameters were shown, or of modules' attributes.
+
+# Attribute of a parameter that is not trained any more: what took its place.
+_REPLACED = "_fsdp_replaced_by"
+
+# Optimizers whose parameters were looked at since parameters were replaced last.
+_looked_at: WeakSet[Optimizer] = WeakSet()
+
+
+def mark_replaced(parameters: Iterable[torch.Tensor], title: str) -> None:
+    """Mark ``parameters``, whose values a unit of the module ``title`` took, as no longer trained."""
+    for parameter in parameters:
+        parameter.__dict__[_REPLACED] = title
+        _looked_at.clear()
+        _guard_optimizers()
+
+
+@cache
+def _guard_optimizers() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Look at an optimizer before its first step after something was wrapped."""
+    if torch.compiler.is_compiling() or optimizer in _looked_at:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            title = parameter.__dict__.get(_REPLACED)
+            if title is not None:
+                kind, shape = type(optimizer).__name__, tuple(parameter.shape)
+                raise RuntimeError(error_text("presentation.before_step", kind, shape, title))
+    _looked_at.add(optimizer)

@@ -18,7 +18,7 @@ a later unit is reduced or backward ends, in the order of issue.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from operator import is_not
 
@@ -29,12 +29,24 @@ from ..shared.settings import MemoryHandover
 from .context import span
 from .gradient_state import GRAD, NONE, OPTIMIZERS, PartialSum
 from .lent import GradientReturns, LentMemory
-from .reduce_ways import Given, Plan, Reduction, choose_reduction, groups_gradients, in_pieces, plain, plan_of
+from .reduce_ways import (
+    Given,
+    Plan,
+    Reduction,
+    choose_reduction,
+    fill_missing,
+    groups_gradients,
+    in_pieces,
+    plain,
+    plan_of,
+)
 from .streams import Event, Stream, Streams
 from .unit import Unit
 
 # On the CPU: collectives whose results are not yet delivered. One runs, one waits for its turn.
 _MOST_IN_FLIGHT = 2
+
+GradientHook = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 class Reducer:
@@ -299,6 +311,18 @@ def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
     if not unit.plain:
         gradients = _local_gradients(unit, which, gradients)
     return tuple(which), gradients
+
+
+def call_hooks(
+    unit: Unit, hooks: Iterable[GradientHook], which: Sequence[int], gradients: Sequence[torch.Tensor]
+) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+    """Return what is reduced, as ``hooks`` of the flat parameter's gradient leave it."""
+    segments = unit.layout.segments
+    flat = torch.cat([each.reshape(-1) for each in fill_missing(unit.layout, which, gradients)])
+    for hook in hooks:
+        changed = hook(flat)
+        flat = flat if changed is None else changed
+    return tuple(range(len(segments))), [segment.in_full(flat) for segment in segments]
 
 
 def keep_gradients(unit: Unit) -> None:

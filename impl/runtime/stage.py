@@ -78,9 +78,7 @@ class Stage:
         """Return the one module of this stage; the root of a tree has to be one."""
         if len(self.modules) != 1:
             kinds = ", ".join(type(module).__name__ for module in self.modules)
-            raise RuntimeError(
-                f"several modules ({kinds}) wrapped as one cannot be the root; wrap their parent too"
-            )
+            raise RuntimeError(error_text("stage.root_module", kinds))
         return self.modules[0]
 
     def join(self, context: Context, name: str, *, is_root: bool) -> None:

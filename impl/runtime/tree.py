@@ -23,7 +23,7 @@ from .buffer import keep_freed_pages
 from .context import NOTHING, Context, span
 from .gradient_state import any_gradient
 from .presentation import Unreduced, count_steps
-from .reduction import Reducer, keep_gradients, take_gradients
+from .reduction import Reducer, call_hooks, keep_gradients, take_gradients
 from .schedule import Schedule
 from .stage import Stage, StageState
 from .streams import Event, Streams
@@ -80,13 +80,17 @@ class Runtime:
         self.context.let_gathers_wait(event)
 
     def _drop_what_changed(self) -> None:
-        """Drop parameters that were gathered before their shards were written to."""
+        """Drop parameters that were gathered before their shards were written to, freeze those that stay."""
         for stage in self.stages:
             for unit in stage.units:
                 # Invariant: no forward reads what was gathered before its shard was written to
                 # (tests/impl/values, mutant "no drop of what changed").
-                if unit.state is not UnitState.SHARDED and (unit.is_stale() or unit.presentation.changed()):
+                if unit.state is UnitState.SHARDED:
+                    continue
+                if unit.is_stale() or unit.presentation.changed():
                     unit.reshard()
+                else:
+                    unit.presentation.follow_freezing()
 
     def _drop_what_was_skipped(self) -> None:
         """Drop what the forward before gathered ahead and did not come to: values may have changed since."""
@@ -138,13 +142,19 @@ class Runtime:
             partial: list[Unit] = []
             # The order of units is the same on all ranks, and with it that of their collectives.
             for unit in reversed(stage.units):
+                flat = unit.presentation.flat_param
+                hooks = flat._backward_hooks if flat is not None else None
                 if unit.gradients.synchronize:
                     which, gradients = take_gradients(unit)
                     if which:
+                        if hooks:
+                            which, gradients = call_hooks(unit, [*hooks.values()], which, gradients)
                         unit.presentation.had_gradients = True
                         ready.append((unit, which, gradients))
                     elif unit.gradients.partial is not None and unit.gradients.all_reduce:
                         partial.append(unit)
+                elif hooks:
+                    raise RuntimeError(error_text("tree.hooks_unreduced", unit.name))
                 else:
                     keep_gradients(unit)
                 if unit.reshard_after_backward:
@@ -210,11 +220,7 @@ class Runtime:
         entered = [stage for stage in self.stages if stage.state is StageState.BACKWARD]
         waiting = [s for s in entered if any(unit.state not in GATHERED for unit in s.units)]
         if waiting := waiting or self.schedule.next_in_backward():
-            _log.warning(
-                f"backward failed before unit '{waiting[0].name}' had its parameters. If the error is about "
-                "a tensor modified by an inplace operation, or of storage size 0, its pre-backward hook did "
-                f"not run. {OUTPUTS_NEEDED}"
-            )
+            _log.warning(error_text("tree.backward_dropped", waiting[0].name, OUTPUTS_NEEDED))
 
     @torch.no_grad()
     def _show_unreduced(self, unit: Unit) -> None:

@@ -128,9 +128,7 @@ class Unit:
         self.precision, self.offload = sharded.precision, sharded.offload
 
     def _not_run(self) -> NoReturn:
-        raise RuntimeError(
-            f"unit '{self.name}' has not run yet: call the root module's forward (or unshard()) first"
-        )
+        raise RuntimeError(error_text("unit.not_run", self.name))
 
     def join(self, context: Context, name: str) -> None:
         """Become part of a tree of units; ``name`` is the unit's module in its root."""

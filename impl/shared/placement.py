@@ -162,9 +162,7 @@ def shard_mesh(mesh: DeviceMesh) -> DeviceMesh:
     if mesh.ndim == 1:
         return mesh
     if mesh.mesh_dim_names is None:
-        raise AssertionError(
-            f"name the dimensions of {mesh} (mesh_dim_names), so that its parts can be taken"
-        )
+        raise AssertionError(error_text("placement.names", mesh))
     return mesh[mesh.mesh_dim_names[-1]]
 
 
@@ -334,10 +332,7 @@ def plan_on_whole_mesh(
     for index in data_dims:
         if not isinstance(spec.placements[index], Replicate):
             name = spmd.mesh.mesh_dim_names[index]  # type: ignore[index]
-            raise ValueError(
-                f"Expected Replicate() on DP dim '{name}' (index {index}) of parameter '{fqn}' "
-                f"but got {spec.placements[index]}"
-            )
+            raise ValueError(error_text("placement.data_dim", name, index, fqn, spec.placements[index]))
     whole = OnWholeMesh(spec, frozenset(data_dims))
     if not spmd.shard:
         return ParameterPlan(spmd.data, 0, spec, whole, shards=False)

@@ -180,9 +180,7 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         if self.backward_prefetch not in ("pre", "post", None):
-            raise ValueError(
-                f'backward_prefetch must be "pre", "post" or None, not {self.backward_prefetch!r}'
-            )
+            raise ValueError(error_text("settings.prefetch", self.backward_prefetch))
         for field in ("backward_prefetch_depth", "forward_prefetch_depth", "limit_all_gathers"):
             value = getattr(self, field)
             if value is None and field == "forward_prefetch_depth":
@@ -208,9 +206,7 @@ class ScheduleSettings:
         limit = 2 if adapt or limit_all_gathers is True else int(limit_all_gathers)
         handover = one_of(MemoryHandover, memory_handover, "memory_handover")
         if not isinstance(check_ranks, int) or check_ranks < 0:
-            raise ValueError(
-                f"check_ranks must be True, False or a number of iterations, not {check_ranks!r}"
-            )
+            raise ValueError(error_text("settings.check_ranks", check_ranks))
         return cls(
             backward_prefetch,
             backward_prefetch_depth,

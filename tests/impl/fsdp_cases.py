@@ -248,7 +248,7 @@ def full_gradients(unit: Any) -> list[torch.Tensor | None]:
 
     shard = torch.zeros_like(unit.shard)
     presentation = unit.presentation
-    if hasattr(presentation, "flat_param"):
+    if presentation.flat_param is not None:
         shard = presentation.flat_param.grad.clone()
     else:
         for segment, sharded in zip(unit.layout.segments, presentation.sharded, strict=True):

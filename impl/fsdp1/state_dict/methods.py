@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import StateDict
 
+from ...shared import error_text
 from ..settings import OptimStateDictConfig, StateDictConfig, StateDictSettings, StateDictType
 from .optim_load import state_to_load
 from .optim_parameters import LoadFrom, OptimInput, OptimStateKeyType, goes_by_name, keyed_parameters, rekey
@@ -75,10 +76,8 @@ class StateDictMethods(nn.Module):
         first, *others = _wrappers(module, "get_state_dict_type")
         for other in others:
             if other.settings != first.settings:
-                raise AssertionError(
-                    f"wrappers in {type(module).__name__} have different settings, {first.settings} and "
-                    f"{other.settings}: call set_state_dict_type on the outermost module"
-                )
+                kind = type(module).__name__
+                raise AssertionError(error_text("methods.settings", kind, first.settings, other.settings))
         return first.settings.with_mesh(first.mesh is not None) if first.is_sharded else first.settings
 
     @staticmethod
@@ -255,7 +254,5 @@ def _load(
 def _wrappers(module: nn.Module, call: str) -> list[WrapperStates]:
     found = [states for each in module.modules() if (states := states_of(each)) is not None]
     if not found:
-        raise ValueError(
-            f"{call}: there is no FullyShardedDataParallel in {type(module).__name__}; pass the wrapped model"
-        )
+        raise ValueError(error_text("methods.no_wrapper", call, type(module).__name__))
     return found

@@ -107,10 +107,8 @@ class _UnitStates:
         first = values[0]
         for index, value in values.items():
             if type(value) is not type(first) or not bool(value == first):
-                raise ValueError(
-                    f"one flat parameter has one '{name}', but in {self.named.title} '{names[0][0]}' has "
-                    f"{first} and '{names[index][0]}' has {value}: wrap with use_orig_params=True"
-                )
+                title, one, two = self.named.title, names[0][0], names[index][0]
+                raise ValueError(error_text("optim_load.one_value", name, title, one, first, two, value))
         return first
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import StateDict
 
+from ...shared import error_text
 from ...shared.layout import Segment
 from ..parameter_names import NamedUnit
 from ..summon import gather_flat, split_full
@@ -102,10 +103,9 @@ class _UnitStates:
                 known = self.everywhere.setdefault(index, {})
                 for name, value in state.items():
                     if not _same(known.setdefault(name, value), value):
-                        raise RuntimeError(
-                            f"optimizer state '{name}' of '{self.named.names[index][0]}' is {value!r} on "
-                            f"rank {rank} of its group but {known[name]!r} on another"
-                        )
+                        fqn, other = self.named.names[index][0], known[name]
+                        words = error_text("optim_state.ranks_disagree", name, fqn, value, rank, other)
+                        raise RuntimeError(words)
 
     def consolidate(self, how: SaveAs) -> dict[int, State]:
         """Return every parameter's state, whole or sharded. A collective over the shard group."""

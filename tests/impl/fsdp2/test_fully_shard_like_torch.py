@@ -243,6 +243,17 @@ def frozen_while_unsharded(api: Any, mesh: DeviceMesh) -> Any:
 
 
 @program
+def thawed_while_gathered(api: Any, mesh: DeviceMesh) -> Any:
+    """What modules show is thawed after a forward that left the root gathered."""
+    model = nested(api, mesh)
+    model.requires_grad_(False)
+    model(batch())
+    model.requires_grad_(True)
+    model(batch()).sum().backward()
+    return [parameter.grad is not None for parameter in model.parameters()]
+
+
+@program
 def forward_mode_derivative(api: Any, mesh: DeviceMesh) -> Any:
     model = nested(api, mesh)
     output, tangent = torch.func.jvp(model, (batch(),), (batch(),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -203,17 +204,24 @@ def case_backward_twice(rank: int) -> None:
     assert_close(found[0], found[1])
 
 
+def unsharded_loss(handles: list[Any], model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Unshard two blocks at the first call, when the optimizer of sharded parameters is made."""
+    if not handles:
+        model.blocks[0].unshard()
+        assert not isinstance(model.blocks[0].up.weight, DTensor)
+        handles.append(model.blocks[1].unshard(async_op=True))
+    return loss_of(model, tokens)
+
+
 def case_unshard_before_the_first_forward(rank: int) -> None:
     """A part that is unsharded by hand is no root yet, and its handle may be waited for later."""
     found = []
     for kind in ("impl", "torch"):
         torch.manual_seed(0)
         model: Any = shard_model(kind, Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
-        model.blocks[0].unshard()
-        assert not isinstance(model.blocks[0].up.weight, DTensor)
-        handle = model.blocks[1].unshard(async_op=True)
-        found.append(train(model, rank, *read_fully_shard, steps=2))
-        handle.wait()
+        handles: list[Any] = []
+        found.append(train(model, rank, *read_fully_shard, steps=2, loss=partial(unsharded_loss, handles)))
+        handles[0].wait()
         model.blocks[1].reshard()
         assert isinstance(model.blocks[1].up.weight, DTensor)
     assert_same_outcome(*found)

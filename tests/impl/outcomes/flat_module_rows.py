@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from flat_programs import CPU, Net, Side
 from outcomes.flat_wrapping_rows import linear, trained, two, x
-from outcomes.rows import Table
+from outcomes.rows import Program, Table
 from torch import nn
 
 TABLE = Table()
@@ -17,6 +17,28 @@ BOTH = {"modes": (False, True)}
 
 
 # -- modules --
+
+
+def _shapes(strategy: str, runs: bool) -> Program:
+    """What modules show as their weights, to code that asks for sizes."""
+
+    def program(side: Side) -> str:
+        side.strategy = side.api.ShardingStrategy[strategy]
+        side.build()
+        if runs:
+            side.loss(0).backward()
+        weights = [side.net.enter.weight, side.net.enter.bias, side.net.layers[0].module.a.weight]
+        return str([(tuple(weight.shape), weight.dtype, weight.device) for weight in weights])
+
+    return program
+
+
+_SHAPES = {
+    f"{strategy}_{'after' if runs else 'before'}": _shapes(strategy, runs)
+    for strategy in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
+    for runs in (False, True)
+}
+TABLE.family("shapes_of_weights_", _SHAPES, quick=True)
 
 
 @row(**BOTH, quick=True)

@@ -18,6 +18,12 @@ KNOWN = [
         "Writing to sharded parameters between forward and backward",
     ),
     Known(
+        "sharded_optimizer_(made_before|while_unsharded|after_evaluation|before_the_last_wrap)",
+        "done",
+        "RuntimeError",
+        "Optimizers made before wrapping, or of unsharded parameters",
+    ),
+    Known(
         "sharded_calls_reset_inner_first",
         "AttributeError",
         "done",

@@ -159,6 +159,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "forward_prefetch_module": lambda m: m.set_modules_to_forward_prefetch(m[0]),
     "forward_prefetch_none": lambda m: m.set_modules_to_forward_prefetch(None),
     "backward_prefetch_plain": lambda m: m.set_modules_to_backward_prefetch([m[1]]),
+    "older_divide_factor": lambda m: m.set_reduce_scatter_divide_factor(2.0),
     "buffers_zero": lambda m: m.set_reduce_scatter_max_input_buffers(0),
     "buffers_text": lambda m: m.set_reduce_scatter_max_input_buffers("x"),
     "buffers_true": lambda m: m.set_reduce_scatter_max_input_buffers(True),
@@ -293,3 +294,65 @@ def sharded_load_missing(side: Side) -> None:
     state = model.state_dict()
     del state["0.weight"]
     model.load_state_dict(state)
+
+
+# -- optimizers that hold what nothing trains --
+
+
+def _stepped(made: Callable[[Side], tuple[Any, Any]]) -> Program:
+    """Train twice; ``made`` returns the model and the tensors for the optimizer."""
+
+    def program(side: Side) -> None:
+        model, parameters = made(side)
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        for _ in range(2):
+            model(x()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return program
+
+
+def _made_before(side: Side) -> tuple[Any, Any]:
+    model = two()
+    parameters = list(model.parameters())
+    return sharded(side, model), parameters
+
+
+def _while_unsharded(side: Side) -> tuple[Any, Any]:
+    model = nested(side)
+    model[0].unshard()
+    parameters = list(model.parameters())
+    model[0].reshard()
+    return model, parameters
+
+
+def _after_evaluation(side: Side) -> tuple[Any, Any]:
+    model = nested(side, reshard_after_forward=False)
+    with torch.no_grad():
+        model(x())
+    return model, list(model.parameters())
+
+
+def _before_the_last_wrap(side: Side) -> tuple[Any, Any]:
+    model = two()
+    sharded(side, model[0])
+    parameters = list(model.parameters())
+    return sharded(side, model), parameters
+
+
+def _after_training(side: Side) -> tuple[Any, Any]:
+    model = nested(side)
+    model(x()).sum().backward()
+    return model, list(model.parameters())
+
+
+OPTIMIZED: dict[str, Callable[[Side], tuple[Any, Any]]] = {
+    "made_before": _made_before,
+    "while_unsharded": _while_unsharded,
+    "after_evaluation": _after_evaluation,
+    "before_the_last_wrap": _before_the_last_wrap,
+    "after_training": _after_training,
+}
+_programs = {name: _stepped(made) for name, made in OPTIMIZED.items()}
+TABLE.family("sharded_optimizer_", _programs, quick=True)

@@ -5,6 +5,7 @@ Writes go to the parameters that the script holds: the plain model's, or each ra
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -59,7 +60,8 @@ class Run:
         self.model = model
         self.losses: list[torch.Tensor] = []
         self.batches = 0
-        self.held = list(model.parameters())
+        self.named = list(model.named_parameters())
+        self.held = [parameter for _, parameter in self.named]
         arguments: dict[str, Any] = {"foreach": True} if optimizer == "foreach" else {}
         kind = torch.optim.SGD
         if optimizer.startswith("fused"):
@@ -193,6 +195,64 @@ def new_data(run: Run) -> dict[str, Any]:
     return {}
 
 
+def require_gradients(run: Run, value: bool, part: str = "") -> dict[str, Any]:
+    """Freeze or thaw what the script holds of a part of the model; "root" is what is in no block."""
+    for name, parameter in run.named:
+        if part in name or (part == "root" and "blocks." not in name):
+            parameter.requires_grad_(value)
+    return {}
+
+
+@operation
+def freeze_root(run: Run) -> dict[str, Any]:
+    return require_gradients(run, False, "root")
+
+
+@operation
+def freeze_block(run: Run) -> dict[str, Any]:
+    return require_gradients(run, False, "blocks.1.")
+
+
+@operation
+def thaw(run: Run) -> dict[str, Any]:
+    return require_gradients(run, True)
+
+
+@operation
+def frozen_forward(run: Run) -> dict[str, Any]:
+    """A forward of frozen parts, which no backward follows and which may leave them gathered."""
+    require_gradients(run, False, "root")
+    require_gradients(run, False, "blocks.1.")
+    loss = run.forward()
+    require_gradients(run, True)
+    return {"loss": loss}
+
+
+@operation
+def halve_gradients(run: Run) -> dict[str, Any]:
+    for parameter in run.held:
+        if parameter.grad is not None:
+            parameter.grad.mul_(0.5)
+    return {}
+
+
+@operation
+def drop_gradients_of_a_block(run: Run) -> dict[str, Any]:
+    for name, parameter in run.named:
+        if "blocks.1." in name:
+            parameter.grad = None
+    return {}
+
+
+@operation
+def clip(run: Run) -> dict[str, Any]:
+    if is_flat(run.model):
+        run.model.clip_grad_norm_(0.01)
+    else:
+        torch.nn.utils.clip_grad_norm_(run.held, 0.01)
+    return {}
+
+
 @operation
 def averaged(run: Run) -> dict[str, Any]:
     """An exponential average is kept, and copied in."""
@@ -264,6 +324,74 @@ def failing_forward(run: Run) -> dict[str, Any]:
     with suppress(ArithmeticError):
         run.forward()
     net_of(run.model).fails = -1
+    return {}
+
+
+@operation
+def dropped_forward(run: Run) -> dict[str, Any]:
+    """A forward with gradients enabled, whose graph nobody keeps."""
+    return {"loss": run.forward().detach()}
+
+
+@operation
+def gradient_of_inputs(run: Run) -> dict[str, Any]:
+    run.batches += 1
+    batch = batch_of(run.batches).requires_grad_()
+    run.model(batch).square().mean().backward()
+    return {"gradient": batch.grad}
+
+
+@operation
+def block_alone(run: Run) -> dict[str, Any]:
+    """A block called by itself, once the whole model ran."""
+    if run.batches == 0:
+        return {}
+    run.batches += 1
+    output = net_of(run.model).blocks[2](batch_of(run.batches))
+    output.square().mean().backward()
+    return {"output": output.detach()}
+
+
+@operation
+def loss_inside(run: Run) -> dict[str, Any]:
+    """A hook of the user keeps what a block returns, for a loss of it."""
+    kept: list[torch.Tensor] = []
+    handle = net_of(run.model).blocks[0].register_forward_hook(lambda *call: kept.append(call[2]))
+    loss = run.forward()
+    handle.remove()
+    if kept and kept[0].requires_grad:
+        loss = loss + kept[0].square().mean()
+    loss.backward()
+    return {"loss": loss}
+
+
+@operation
+def converted(run: Run) -> dict[str, Any]:
+    run.model.double()
+    run.model.float()
+    return {}
+
+
+@operation
+def restored_optimizer(run: Run) -> dict[str, Any]:
+    run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+    return {}
+
+
+@operation
+def to_zero(run: Run) -> dict[str, Any]:
+    run.optimizer.zero_grad(set_to_none=False)
+    return {}
+
+
+@operation
+def summoned_and_written(run: Run) -> dict[str, Any]:
+    """Parameters are changed where they are whole, or else in place."""
+    if not is_flat(run.model):
+        return halve(run)
+    with type(run.model).summon_full_params(run.model), torch.no_grad():  # type: ignore[attr-defined]
+        for parameter in run.model.parameters():
+            parameter.mul_(0.5)
     return {}
 
 

@@ -353,6 +353,13 @@ FLAT: list[Explanation] = [
         and ("grad" in s.name.split() or s.name in ("norm", "warned")),
     ),
     Explanation(
+        "accumulated on the host without sharding",
+        "torch's next forward shows zeros for what no_sync() accumulated, and adds to these",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, strategy="NO_SHARD", offload=True) and earlier(s, ops.NoSync)
+        and in_order(s, ops.Backward, ops.Forward) and ("grad" in s.name.split() or s.name == "norm"),
+    ),
+    Explanation(
         "gradients of frozen original parameters",
         "without sharding torch shows them in no_sync, ours None",
         f"{FLAT_DOC}#differences-from-torch",

@@ -106,7 +106,7 @@ READS: list[Explanation] = [
         lambda s: (
             _drops_hooks(s)
             and earlier(s, ops.Backward)
-            and (not s.impl_words or s.impl == "BoomError")
+            and (not s.impl_words or s.impl == "BoomError" or "communication hook is called" in s.impl_words)
             and (bool(s.torch_words) or s.name.startswith(("grad", "parameter", "whole", "loss", "norm")))
         ),
     ),

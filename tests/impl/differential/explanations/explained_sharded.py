@@ -5,7 +5,9 @@ from __future__ import annotations
 from differential import operations as ops
 from differential.explanations.situation import (
     Explanation,
+    Situation,
     attached_unsharded,
+    carried_out,
     earlier,
     flat,
     in_order,
@@ -16,6 +18,12 @@ from differential.explanations.situation import (
 from differential.ranks.observing import Value
 
 SHARDED_DOC = "docs/impl-fsdp2.md"
+
+
+def _skipped(s: Situation) -> bool:
+    """Whether a forward left out a block, which torch then leaves as it was."""
+    return any(isinstance(each, ops.Forward) and each.skip for each in carried_out(s.program, s.index))
+
 
 SHARDED: list[Explanation] = [
     Explanation(
@@ -127,8 +135,15 @@ SHARDED: list[Explanation] = [
         "ours shards a part again when the root is found, torch when its forward ends",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
         lambda s: not flat(s) and s.name.startswith(("parameter", "grad", "whole"))
-        and earlier(s, ops.Unshard) and not earlier(s, ops.Forward),
+        and earlier(s, ops.Unshard) and (not earlier(s, ops.Forward) or _skipped(s)),
         ends=False,
+    ),
+    Explanation(
+        "optimizers of unsharded parameters",
+        "torch's step without a gradient and train nothing; ours raise",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not flat(s) and s.impl == "RuntimeError" and not s.torch_words
+        and "that fully_shard does not train" in s.impl_words,
     ),
     Explanation(
         "hooks on parameters that were unsharded by hand before the first forward",
