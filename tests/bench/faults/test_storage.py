@@ -122,6 +122,7 @@ def test_a_clock_that_jumps_by_days_changes_nothing(
     path = str(tmp_path / "site") + (f":{inherited}" if inherited else "")
     sweep.environment = {"PYTHONPATH": path}
     space = (*tiny, "--system", "impl-fsdp2,torch-ddp", "--wrap", "block", "--backward-prefetch", "pre")
+    space += ("--strategy", "FULL_SHARD")
     code, _, stderr = sweep.run(*space, "--timeout", "60")
     assert code == 0, stderr
     assert [result["status"] for result in sweep.results.values()] == ["ok", "ok"]

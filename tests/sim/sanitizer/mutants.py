@@ -104,6 +104,7 @@ def _exchange(code: CodeType, site: Site) -> None:
     """Give the function around a site its code out of a module's."""
     around = [found for found in _outermost(code) if _encloses(found, site)]
     new = max(around, key=lambda found: found.co_firstlineno)
+    gc.unfreeze()  # objects that are frozen are not listed
     olds = [
         each
         for each in gc.get_objects()

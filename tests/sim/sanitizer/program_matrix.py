@@ -104,7 +104,6 @@ _EXTENDED: list[tuple[Any, dict[str, Any]]] = [
 _IMPL_FSDP2 = [
     *_PREFETCHES_AFTER_EVALUATION,
     *_WRITES_ON_HOST,
-    (programs.write_between, {"offload": True}),
     (programs.write_while_accumulating, {"offload": True}),
     (programs.fail_and_write, {"offload": True}),
     *_EXTENDED,
@@ -112,7 +111,6 @@ _IMPL_FSDP2 = [
     (programs.write_after_evaluation, {"extended": True, "offload": True}),
     (programs.unshard_before_the_optimizer, {}),
     (programs.unshard_before_the_optimizer, {"offload": True}),
-    *_WRITES_BEFORE_BACKWARD,
     *_DROPS_BEHIND_A_HOOK,
     (programs.train, {"memory_handover": "record_stream"}),
     (programs.accumulate, {"memory_handover": "record_stream", "policy": LOW, "mesh": (2, 4)}),
@@ -178,8 +176,6 @@ _IMPL_FSDP1 = [
         programs.train,
         {"offload": True, "sharding_strategy": "NO_SHARD", "policy": ALL_LOW, "memory_handover": "events"},
     ),
-    (programs.assign_between, {"use_orig_params": True}),
-    (programs.assign_between, {"use_orig_params": True, "offload": True}),
     (programs.fail_in_forward, {"limit_all_gathers": False}),
     (programs.train, {"memory_handover": "events"}),
     (programs.accumulate, {"memory_handover": "events", "policy": LOW, "limit_all_gathers": False}),
@@ -215,6 +211,13 @@ MATRIX: dict[str, list[Case]] = {
     "torch-fsdp1": [Case("torch-fsdp1", *each) for each in (*_FSDP1, *_TORCH_FSDP1)],
     "torch-ddp": [Case("torch-ddp", *each) for each in _DDP],
 }
+REFUSED = [
+    *[Case("impl-fsdp2", *each) for each in _WRITES_BEFORE_BACKWARD],
+    Case("impl-fsdp2", programs.write_between, {"offload": True}),
+    Case("impl-fsdp1", programs.assign_between, {"use_orig_params": True}),
+    Case("impl-fsdp1", programs.assign_between, {"use_orig_params": True, "offload": True}),
+]
+"""Programs whose gradients would not belong to their outputs: `impl` raises an error."""
 KNOWN = {
     "writes_on_host": [
         Case(system, *each) for system in ("torch-fsdp2", "torch-fsdp1") for each in _WRITES_ON_HOST
