@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import fsdpbench
+from fsdpbench.base.configuration.script_source import Variation
 from fsdpbench.base.reading import UnreadableError
 from fsdpbench.script.cuda.refusals import NotSimulatedError
-from fsdpbench.script.variations import Variation
 from fsdpbench.workloads.shape import UnknownModelError
 
 VALUES: dict[str, Any] = {

@@ -160,10 +160,11 @@ def test_this_torch_has_them_all(door: types.ModuleType) -> None:
 
 @pytest.mark.parametrize("door", [torch_internals, impl_internals], ids=["fsdpbench", "impl"])
 def test_each_name_is_used_and_each_used_name_is_there(door: types.ModuleType) -> None:
-    package = ROOT / ("impl" if door is impl_internals else "fsdpbench")
+    packages = ["impl"] if door is impl_internals else ["fsdpbench", "workloads"]
     texts = {
         path: path.read_text(encoding="utf-8")
-        for path in package.rglob("*.py")
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
         if not str(path.relative_to(ROOT)).startswith(LINKS) and str(path.relative_to(ROOT)) not in DOORS
     }
     used = {

@@ -10,6 +10,7 @@ from torch.optim.optimizer import StateDict
 
 from ...runtime.presentation import plain_name
 from ...runtime.unit import Unit
+from ...shared import error_text
 from ...shared.torch_internals import ShardedTensor
 from ..flat_param import FlatPresentation
 from ..original_params import OriginalPresentation
@@ -137,10 +138,7 @@ class LoadedUnit:
         if not isinstance(value, torch.Tensor) and not is_sharded(value):
             self.errors.append(f"'{clean}' must be a tensor, not a {type(value).__name__}")
         elif is_sharded(value) and self._kind is StateDictType.FULL_STATE_DICT:
-            self.errors.append(
-                f"'{clean}' is a {type(value).__name__}, but the state_dict_type is FULL_STATE_DICT: load it "
-                "inside state_dict_type(model, StateDictType.SHARDED_STATE_DICT)"
-            )
+            self.errors.append(error_text("state_values.whole", clean, type(value).__name__))
         elif tuple(value.size()) != tuple(shape):
             self.errors.append(_mismatch(clean, tuple(value.size()), tuple(shape)))
         else:
@@ -161,10 +159,7 @@ class LoadedUnit:
                     + "; LOCAL_STATE_DICT is for the same wrapping only"
                 )
             elif held != own or len(shards) > 1:
-                self.errors.append(
-                    f"'{clean}': this rank's shard has {held} elements where it should have {own}; "
-                    "LOCAL_STATE_DICT is for the same ranks only, use SHARDED_STATE_DICT"
-                )
+                self.errors.append(error_text("state_values.local", clean, held, own))
             elif shards:
                 local = shards[0].tensor
         elif value is not None:

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections import deque
 from typing import Any
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.sim.model.allocator.conf import UNLIMITED, AllocatorConf, AllocatorCosts
 from fsdpbench.sim.model.allocator.driver import DeviceMemory
 from fsdpbench.sim.model.allocator.expandable import ExpandableSegments
@@ -405,16 +406,9 @@ def _expandable_size(block: Block) -> int:
 
 def out_of_memory(*, asked: int, total: int, free: int, outside: int, allocated: int, reserved: int) -> str:
     """Return torch's message; arguments in bytes. `outside` is the process's memory outside the allocator."""
-    return (
-        f"CUDA out of memory. Tried to allocate {format_size(asked)}. GPU 0 has a total capacity of "
-        f"{format_size(total)} of which {format_size(free)} is free. "
-        f"Including non-PyTorch memory, this process has {format_size(outside + reserved)} "
-        f"memory in use. Of the allocated memory {format_size(allocated)} is allocated by PyTorch, and "
-        f"{format_size(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but "
-        "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
-        "avoid fragmentation. See documentation for Memory Management "
-        "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
-    )
+    inside = (allocated, reserved - allocated)
+    sizes = map(format_size, (asked, total, free, outside + reserved, *inside))
+    return error_text("caching.out_of_memory", *sizes)
 
 
 def format_size(nbytes: int) -> str:
