@@ -129,9 +129,10 @@ class Expectation:
 
     @property
     def above_peak(self) -> str:
-        """Return a sentence with the figures if the chip cannot compute as fast as measured, else none."""
+        """Return the figures if the chip cannot compute as fast as measured; nothing of a normal speed, which
+        may count more FLOPs than causal attention has."""
         result, faster = self.trial.result, self.expected_s / self.measured_s
-        if not result.tflops_per_gpu or not result.mfu or result.mfu * faster <= 1:
+        if self.normal or not result.tflops_per_gpu or not result.mfu or result.mfu * faster <= 1:
             return ""
         dtype, peak = self.config.settings.param_dtype, result.tflops_per_gpu / result.mfu
         return error_text("expect.above_peak", result.tflops_per_gpu * faster, peak, dtype)
