@@ -104,6 +104,8 @@ _EXTENDED: list[tuple[Any, dict[str, Any]]] = [
 _IMPL_FSDP2 = [
     *_PREFETCHES_AFTER_EVALUATION,
     *_WRITES_ON_HOST,
+    (programs.write_data_between, {}),
+    (programs.write_data_between, {"offload": True}),
     (programs.write_while_accumulating, {"offload": True}),
     (programs.fail_and_write, {"offload": True}),
     *_EXTENDED,
