@@ -178,6 +178,8 @@ _IMPL_FSDP1 = [
         programs.train,
         {"offload": True, "sharding_strategy": "NO_SHARD", "policy": ALL_LOW, "memory_handover": "events"},
     ),
+    (programs.assign_instead_of_backward, {"use_orig_params": True}),
+    (programs.assign_instead_of_backward, {"use_orig_params": True, "offload": True}),
     (programs.fail_in_forward, {"limit_all_gathers": False}),
     (programs.train, {"memory_handover": "events"}),
     (programs.accumulate, {"memory_handover": "events", "policy": LOW, "limit_all_gathers": False}),

@@ -226,6 +226,15 @@ def assign_between(training: Training) -> None:
     training.step()
 
 
+def assign_instead_of_backward(training: Training) -> None:
+    """Other values for parameters, after a step and after a forward that has no backward."""
+    train(training)
+    _assign(training.model)
+    training.loss()
+    _assign(training.model)
+    train(training)
+
+
 def _assign(model: Any) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
