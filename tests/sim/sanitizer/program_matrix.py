@@ -104,6 +104,8 @@ _EXTENDED: list[tuple[Any, dict[str, Any]]] = [
 _IMPL_FSDP2 = [
     *_PREFETCHES_AFTER_EVALUATION,
     *_WRITES_ON_HOST,
+    (programs.write_data_between, {}),
+    (programs.write_data_between, {"offload": True}),
     (programs.write_while_accumulating, {"offload": True}),
     (programs.fail_and_write, {"offload": True}),
     *_EXTENDED,
@@ -176,6 +178,8 @@ _IMPL_FSDP1 = [
         programs.train,
         {"offload": True, "sharding_strategy": "NO_SHARD", "policy": ALL_LOW, "memory_handover": "events"},
     ),
+    (programs.assign_instead_of_backward, {"use_orig_params": True}),
+    (programs.assign_instead_of_backward, {"use_orig_params": True, "offload": True}),
     (programs.fail_in_forward, {"limit_all_gathers": False}),
     (programs.train, {"memory_handover": "events"}),
     (programs.accumulate, {"memory_handover": "events", "policy": LOW, "limit_all_gathers": False}),

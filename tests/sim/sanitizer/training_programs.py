@@ -187,6 +187,17 @@ def write_between(training: Training) -> None:
     training.step()
 
 
+def write_data_between(training: Training) -> None:
+    """As `write_between`, past the version counters that show it."""
+    value = training.loss()
+    for module in (*training.model.blocks, training.model):
+        module.reshard()
+    for parameter in training.model.parameters():
+        parameter.data.mul_(0.5)
+    value.backward()
+    training.step()
+
+
 def write_after_evaluation(training: Training) -> None:
     train(training)
     with torch.no_grad():
@@ -213,6 +224,15 @@ def assign_between(training: Training) -> None:
     _assign(training.model)
     value.backward()
     training.step()
+
+
+def assign_instead_of_backward(training: Training) -> None:
+    """Other values for parameters, after a step and after a forward that has no backward."""
+    train(training)
+    _assign(training.model)
+    training.loss()
+    _assign(training.model)
+    train(training)
 
 
 def _assign(model: Any) -> None:
