@@ -32,7 +32,7 @@ from ..runtime.presentation import (
 from ..runtime.reduce_ways import fill_missing
 from ..shared import error_text
 from ..shared.layout import Segment, UnitLayout, copy_in
-from ..shared.torch_internals import ActivationWrapper
+from ..shared.torch_internals import ActivationWrapper, current_graph_task_id
 from .unreduced import UnreducedFlat
 
 # In which order a unit's parameters are registered in their modules, and so listed in state dicts: torch's.
@@ -212,10 +212,10 @@ class FlatPresentation(Presentation):
         self._shown: Assignments = []
         self._show_parts()
 
-    def show_sharded(self) -> None:
-        """Do nothing: what the modules show stays, only its memory goes."""
-
-    show_unsharded = show_sharded
+    def show_unsharded(self) -> None:
+        """Follow what was frozen or thawed since a gather ahead; what the modules show stays."""
+        if self.flat_param.requires_grad is not self._trains and current_graph_task_id() == -1:
+            self.follow_freezing()
 
     def trained(self) -> Sequence[nn.Parameter]:
         return [self.flat_param]

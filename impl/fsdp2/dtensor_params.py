@@ -85,7 +85,6 @@ class DTensorPresentation(ShownInPlace):
 
     # -- Presentation ----------------------------------------------------------------------------------------
 
-    follows_freezing = True
     unreduced: Unreduced | None = None
     # Whether the parameters say themselves what is gathered (``extended.py``).
     extended = False

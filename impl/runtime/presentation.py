@@ -117,7 +117,8 @@ class Presentation(Protocol):
     """The look of a unit's parameters and gradients from outside, which a front end decides."""
 
     def show_sharded(self) -> None:
-        """Let the modules show the sharded parameters."""
+        """Let the modules show the sharded parameters, where they did not."""
+        return
 
     def show_unsharded(self) -> None:
         """Let the modules show the unsharded parameters."""
@@ -189,8 +190,6 @@ class ShownInPlace(Presentation):
     """
 
     sharded: list[nn.Parameter]
-    # Whether unsharded parameters are frozen and thawed as they are shown.
-    follows_freezing = False
 
     def __init__(self, layout: UnitLayout, parameters: Sequence[UnitParameter]) -> None:
         self._layout = layout
@@ -211,12 +210,11 @@ class ShownInPlace(Presentation):
         for registry, shown in self._show_unsharded:
             registry.update(shown)
         # In backward nothing is frozen or thawed: a recomputation has to see what forward saw.
-        if self.follows_freezing and current_graph_task_id() == -1:
+        if current_graph_task_id() == -1:
             with DisableTorchFunction():
                 self._trained = list(map(TRAINS, self.sharded))
                 if self._trained != list(map(TRAINS, self._unsharded)):
-                    for trained, unsharded in zip(self._trained, self._unsharded, strict=True):
-                        unsharded.requires_grad_(trained)
+                    follow_requires_grad(self._parameters, self._unsharded, self._trained)
 
     def follow_freezing(self) -> None:
         with DisableTorchFunction():
