@@ -228,6 +228,7 @@ class FSDPModule:
             raise ValueError(error_text("fsdp_module.reshard", reshard_after_forward))
         for unit in self._units(recurse):
             unit.reshard_after_forward = reshard_after_forward
+            unit.keeps_part = False
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """Set whether backward frees the parameters (not, to save gathers while accumulating gradients)."""

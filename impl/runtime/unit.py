@@ -105,6 +105,8 @@ class Unit:
         # Whether unsharding needs a collective.
         self.gathers = groups.shard is not None
         self.reshard_after_forward = reshard_after_forward
+        # Whether forward may keep a larger shard (``smaller_group.py``).
+        self.keeps_part = True
         self.reshard_after_backward = True
         self.unshard_in_backward = True
         self.presentation = presentation
@@ -306,7 +308,7 @@ class Unit:
         if not self.reshard_after_forward:
             self.hide()
             return
-        keeps = self.gather.keeps and self.state is UnitState.UNSHARDED
+        keeps = self.keeps_part and self.gather.keeps and self.state is UnitState.UNSHARDED
         if keeps:
             self.gather.keep(self._context or self._not_run())
         self.reshard(hold)

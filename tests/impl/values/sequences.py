@@ -229,6 +229,17 @@ def frozen_forward(run: Run) -> dict[str, Any]:
 
 
 @operation
+def thawed_by_a_hook(run: Run) -> dict[str, Any]:
+    """A block that its forward's pre-hook thaws, when it may have been gathered ahead."""
+    require_gradients(run, False, "blocks.1.")
+    block = net_of(run.model).blocks[1]
+    handle = block.register_forward_pre_hook(lambda module, _: module.requires_grad_(True) and None)
+    run.forward().backward()
+    handle.remove()
+    return require_gradients(run, True)
+
+
+@operation
 def halve_gradients(run: Run) -> dict[str, Any]:
     for parameter in run.held:
         if parameter.grad is not None:

@@ -141,6 +141,8 @@ def case_known_orders(rank: int) -> list[Finding]:
         ("flat", "forward new_data no_grad"),
         ("originals kept", "forward new_data no_grad"),
         ("flat", "frozen_forward"),
+        ("flat", "forward backward zero thawed_by_a_hook step"),
+        ("originals", "forward backward zero thawed_by_a_hook step"),
         ("originals kept", "frozen_forward"),
         ("unsharded", "frozen_forward"),
         ("sharded kept", "forward backward frozen_forward"),
