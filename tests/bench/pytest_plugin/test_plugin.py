@@ -210,6 +210,10 @@ class Refuse:
         if name.partition(".")[0] == "torch":
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
 sys.meta_path.insert(0, Refuse())
+"""
+"""A `sitecustomize`, for all processes: points run in others than the session."""
+SEEN = """
+import sys
 import pytest
 class Seen:
     def pytest_collection_finish(self):
@@ -225,10 +229,12 @@ def test_without_torch_the_plugin_is_silent_and_light(pytester: pytest.Pytester)
     pytester.makepyfile(
         test_it="def test(): pass\n\ndef test_asks(simulated_cluster): simulated_cluster(gpus=8)(test)"
     )
+    pytester.makepyfile(sitecustomize=WITHOUT_TORCH)
+    environment = {**os.environ, "PYTHONPATH": str(pytester.path)}
     words = ["-p", "no:cacheprovider", "--strict-markers", "-W", "error", "-s"]
     words += [f"-pno:{name}" for name in ("benchmark", "hypothesispytest", "anyio")]
     result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", SEEN, *words], capture_output=True, text=True, timeout=60, env=environment
     )
     assert "1 failed, 1 passed" in result.stdout, result.stdout + result.stderr
     assert "No module named 'torch'" in result.stdout
