@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fsdpbench.base.configuration.config import ShapeValue
 from fsdpbench.workloads.base import TRAINING_BYTES, BlockFlops, ForwardFlops, Workload
 from fsdpbench.workloads.decoder.workload import BufferRows, HasBuffers
-from fsdpbench.workloads.shape import WorkloadError, error_text
+from fsdpbench.workloads.shape import DTYPE_BYTES, WorkloadError, error_text
 from fsdpbench.workloads.tensor_plan import (
     ATTENTION_LAYERS,
     ROUTERS,
@@ -45,8 +45,6 @@ _STAGES = {
     "down": _WIDE,
 }
 """Inputs of a block's layers, in order: its own, attention's mixture, a norm of that, the hidden layer."""
-_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Bytes of an element, by the names of dtypes."""
 BLOCK = 64
 
 
@@ -123,7 +121,7 @@ class LoraWorkload(Workload):
     @property
     def training_state_bytes(self) -> int:
         """Return the bytes of the frozen parameters as stored, and 16 for each of an adapter's."""
-        itemsize = _BYTES[self._lora.frozen_dtype]
+        itemsize = DTYPE_BYTES[self._lora.frozen_dtype]
         packed = self._four_bit_products() if self._lora.four_bit else []
         in_four_bits = sum(product.inputs * product.outputs for product in packed)
         scales = sum(product.inputs // block_of(product.inputs) * product.outputs for product in packed)

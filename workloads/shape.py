@@ -16,6 +16,8 @@ S = TypeVar("S")
 
 error_text = texts_beside(__file__, "errors.toml")
 """Returns a text of `errors.toml` by its name, with values in its places."""
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of an element, by the names of dtypes."""
 CHANNELS = 3
 """Channels of an image: red, green and blue."""
 _MOST_LAYERS = 10_000

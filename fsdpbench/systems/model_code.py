@@ -22,9 +22,9 @@ from fsdpbench.workloads.library import LIBRARY
 _FIELDS = {"norm": "norms", "rotary": "rotary"}
 """Settings whose values are those of a field of the shape."""
 _IN_FP32 = {"fp32": True, "lean": False}
-_LINEAR_LOSSES = ("chunked", "fused")
+LINEAR_LOSSES = ("chunked", "fused")
 """Values of `loss` that compute the lm head inside of it."""
-_IN_ANY_DTYPE = ("efficient", "math")
+IN_ANY_DTYPE = ("efficient", "math")
 """Kernels of attention that compute in fp32 too."""
 _FA3_PACKAGE = "flash_attn_interface"
 
@@ -62,7 +62,7 @@ def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
             refused[name] = f"the {workload.family} models here have one way to write it"
     if "loss" in asked and not has_token_loss(workload):
         refused["loss"] = f"{workload.name} has no loss of tokens"
-    if settings.loss in _LINEAR_LOSSES and "loss" not in refused:
+    if settings.loss in LINEAR_LOSSES and "loss" not in refused:
         refused |= _refuse_linear_loss(workload, settings)
     if settings.checkpoint_first is not None and settings.activation_checkpointing == "none":
         refused["checkpoint_first"] = "it belongs to activation_checkpointing, which is off (`none`)"
@@ -126,9 +126,9 @@ def refuse_attention(config: Config, workload: Workload) -> dict[str, str]:
         why = f"{kernel} is a kernel of GPUs: CPU ranks have auto and math"
     elif kernel == "flex" and device == "cuda":
         why = "the models here call scaled_dot_product_attention: on real GPUs a script calls flex_attention"
-    elif kernel not in _IN_ANY_DTYPE and config.settings.param_dtype == "fp32":
+    elif kernel not in IN_ANY_DTYPE and config.settings.param_dtype == "fp32":
         why = f"{kernel} computes in 16 bits: take efficient or math, or param_dtype=bf16"
-    elif kernel not in _IN_ANY_DTYPE and (workload.family == "t5" or slides(workload)):
+    elif kernel not in IN_ANY_DTYPE and (workload.family == "t5" or slides(workload)):
         why = f"{workload.name} has a mask, which {kernel} is not given: take efficient or math"
     elif kernel in ("flash3", "flex") and (shape.get("attention_dropout") or shape.get("dropout")):
         why = f"{kernel} drops nothing: set the shape's dropout of attention to 0"

@@ -22,7 +22,7 @@ from fsdpbench.workloads.losses import LINEAR_LOSSES, ComputesTokenLoss, token_l
 from fsdpbench.workloads.narrow.blocks import gather_narrowly, narrow
 from fsdpbench.workloads.narrow.eight_bits import scale_weights
 
-_KERNELS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
+KERNELS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 """Kernels of attention in fp32 too; all others are torch's flash operator, or cuDNN's."""
 
 MakeMuon = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -176,7 +176,7 @@ def attention_as_asked(config: Config) -> Iterator[None]:
             attention.activate_flash_attention_impl("FA3")
         flash = SDPBackend.CUDNN_ATTENTION if kernel == "cudnn" and real else SDPBackend.FLASH_ATTENTION
         # Caches of compiled graphs on disk do not know of it.
-        with compiler_config.patch(cache_key_tag=kernel), sdpa_kernel(_KERNELS.get(kernel, flash)):
+        with compiler_config.patch(cache_key_tag=kernel), sdpa_kernel(KERNELS.get(kernel, flash)):
             yield
 
 

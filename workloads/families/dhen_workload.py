@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsdpbench.workloads.base import BlockFlops, ForwardFlops, SampleWorkload, Shaped
-from fsdpbench.workloads.shape import ShapeError, check_divides, check_positive, check_word
+from fsdpbench.workloads.shape import DTYPE_BYTES, ShapeError, check_divides, check_positive, check_word
 
 if TYPE_CHECKING:
     from fsdpbench.workloads.inputs import Batch, Feed
 
 STATE_BYTES = 4
 """Bytes of the sparse optimizer's state a row."""
-TABLE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Bytes of an element of the sparse tables, by the names of their dtypes."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class DHENShape:
         check_divides(self, "heads", "width")
         if self.tokens < 2:
             raise ShapeError("shape field tokens is 1: one is of the numbers, at least one of the features")
-        check_word(self, "table_dtype", TABLE_BYTES)
+        check_word(self, "table_dtype", DTYPE_BYTES)
 
     @property
     def flat(self) -> int:
@@ -79,7 +77,7 @@ class DHENWorkload(Shaped[DHENShape], SampleWorkload):
     @property
     def training_state_bytes(self) -> int:
         s = self.spec
-        row_bytes = TABLE_BYTES[s.table_dtype] * s.width + STATE_BYTES
+        row_bytes = DTYPE_BYTES[s.table_dtype] * s.width + STATE_BYTES
         return super().training_state_bytes + row_bytes * s.features * s.rows
 
     def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:

@@ -14,7 +14,7 @@ Init = Callable[[nn.Module], None]
 
 
 def materialise(module: nn.Module) -> None:
-    """Draw anew what has no data, parameters and buffers of ``module`` alone."""
+    """Draw the parameters and buffers of ``module`` itself that have no data."""
     if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
         module.to_empty(device="cpu", recurse=False)
         for parameter in module.parameters(recurse=False):
@@ -31,7 +31,7 @@ def from_above(module: nn.Module) -> None:
 
 
 def everything(module: nn.Module) -> None:
-    """Draw the parameters of a module anew, whether they have data or not."""
+    """Draw all parameters of a module, also those that have data."""
     module.to_empty(device="cpu", recurse=False)
     for parameter in module.parameters(recurse=False):
         nn.init.normal_(parameter)

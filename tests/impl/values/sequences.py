@@ -340,7 +340,7 @@ def failing_forward(run: Run) -> dict[str, Any]:
 
 @operation
 def dropped_forward(run: Run) -> dict[str, Any]:
-    """A forward with gradients enabled, whose graph nobody keeps."""
+    """A forward with gradients enabled, whose graph is dropped."""
     return {"loss": run.forward().detach()}
 
 

@@ -49,15 +49,15 @@ def blocks(mode: str | None) -> nn.Module:
 
 def train(simulation: Any, model: nn.Module, steps: int) -> list[tuple[int, int]]:
     """For each step the CPU's time to launch it, and kernels."""
-    told = []
+    measured = []
     for _ in range(steps):
         x = torch.randn(8, 64, 64, device="sim", requires_grad=True)
         simulation.synchronize()
         began, launched = simulation.cpu_ns(), simulation.accelerator.operators_launched
         model(x).sum().backward()
         model.zero_grad()
-        told.append((simulation.cpu_ns() - began, simulation.accelerator.operators_launched - launched))
-    return told
+        measured.append((simulation.cpu_ns() - began, simulation.accelerator.operators_launched - launched))
+    return measured
 
 
 def test_a_replay_is_one_launch_and_the_same_kernels() -> None:
