@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import texts_beside
@@ -22,9 +22,9 @@ CHANNELS = 3
 """Channels of an image: red, green and blue."""
 _MOST_LAYERS = 10_000
 """The most layers that are built: each is modules of its own, and more would take hours to make."""
-_NUMBERS: Mapping[str, tuple[Callable[[str], float], str]] = {
-    "int": (whole_number, "a whole number below 2^63"),
-    "float": (finite_number, "a finite number"),
+_NUMBERS: Mapping[type, tuple[Callable[[str], float], str]] = {
+    int: (whole_number, "a whole number below 2^63"),
+    float: (finite_number, "a finite number"),
 }
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -157,22 +157,23 @@ def make_shape(shape_type: type[S], values: Mapping[str, Any]) -> S:
     ]
     if missing:
         raise ShapeError(f"the shape lacks {', '.join(missing)}: give them as --shape {missing[0]}=...")
-    return shape_type(**{name: _value(name, known[name].type, value) for name, value in values.items()})
+    types = get_type_hints(shape_type)  # also where annotations of a user's own shape are text
+    return shape_type(**{name: _value(name, types[name], value) for name, value in values.items()})
 
 
-def _value(name: str, type_name: Any, value: Any) -> Any:
-    """Return `value` as the field's type, which is a name here: annotations are not evaluated."""
-    if type_name == "bool":
+def _value(name: str, kind: type, value: Any) -> Any:
+    """Return `value` as the field's type."""
+    if kind is bool:
         if isinstance(value, bool):
             return value
         if isinstance(value, str) and value.lower() in _BOOLEANS:
             return _BOOLEANS[value.lower()]
         raise ShapeError(f"shape field {name} is {value!r}: it must be true or false")
-    if type_name not in _NUMBERS:
+    if kind not in _NUMBERS:
         return str(value)
-    read, words = _NUMBERS[type_name]
+    read, words = _NUMBERS[kind]
     try:
-        if type_name == "int" and isinstance(value, bool | float):
+        if kind is int and isinstance(value, bool | float):
             raise ValueError
         return read(str(value))
     except ValueError:

@@ -1,5 +1,7 @@
 """Names and shapes: what is known, what is overridden, what is refused and how."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from fsdpbench.workloads import (
@@ -10,6 +12,7 @@ from fsdpbench.workloads import (
     get_workload,
     workload_names,
 )
+from fsdpbench.workloads.shape import make_shape
 
 EXPECTED = ["tiny", "125m", "350m", "1.3b", "2.8b", "6.7b", "13b", "30b", "175b", "1t"]
 
@@ -161,3 +164,14 @@ def test_a_model_of_a_configuration_file_names_its_family_in_its_shape():
         get_workload("hf:my-llama")
     with pytest.raises(ShapeError, match="unknown shape field 'window'"):
         get_workload("hf:my-llama", shape | {"window": 3})
+
+
+@pytest.mark.parametrize("annotations", ["int", "'int'"])
+def test_a_users_own_shape_may_have_types_or_texts_as_annotations(annotations):
+    names = {"dataclass": dataclass}
+    code = f"@dataclass\nclass Own:\n layers: {annotations}\n rate: 'float' = 0.5\n tied: bool = False\n"
+    exec(code, names)
+    made = make_shape(names["Own"], {"layers": "3", "rate": "0.25", "tied": "yes"})
+    assert vars(made) == {"layers": 3, "rate": 0.25, "tied": True}
+    with pytest.raises(ShapeError, match="layers is 'x': it must be a whole number"):
+        make_shape(names["Own"], {"layers": "x"})
