@@ -198,9 +198,9 @@ def test_nothing_goes_through_a_link(
 
 def test_a_report_leaves_what_links_lead_to(commands: CommandServer, tmp_path: Path) -> None:
     done = first_run(commands, tmp_path / "first", COMMANDS["report"])
-    for number, name in enumerate(("run/results.sqlite", "run/report.html")):
-        _, problems = attack(commands, done, "report run", (name, "link", False), tmp_path / f"case{number}")
-        assert not problems
+    link = ("run/results.sqlite", "link", False)
+    _, problems = attack(commands, done, "report run", link, tmp_path / "case")
+    assert not problems
 
 
 def test_the_attack_sees_what_was_changed(commands: CommandServer, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_bad_input(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.plain_cases("h100-80gb-base")
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", profile_names(), ids=lambda name: f"{name}-base")
 def test_each_packaged_profile_is_a_base(tmp_path: Path, name: str) -> None:
     file = tmp_path / "mine.toml"

@@ -81,7 +81,7 @@ def _check_what_is_left(run: ScriptRun, untouched: Path, plain: Path, simulated:
 
 
 def test_drawn_sequences(run_script: RunScript, tmp_path: Path) -> None:
-    _compare(run_script, tmp_path, 0, 60)
+    _compare(run_script, tmp_path, 0, 24)
 
 
 def test_drawn_sequences_through_the_layer(tmp_path: Path) -> None:
