@@ -20,7 +20,7 @@ from fsdpbench.base.interruption import PARENT
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
 
-_PRELOAD = ["fsdpbench.launch.preload_first", "fsdpbench.launch.preload"]
+_PRELOAD = ["fsdpbench.launch.preload"]
 _PRELOAD_REAL = [*_PRELOAD, "fsdpbench.engine.devices.real", "fsdpbench.launch.elastic"]
 _PRELOAD_COMPILER = [*_PRELOAD, "fsdpbench.engine.devices.preload_compiler"]
 _preload = _PRELOAD_REAL

@@ -1,12 +1,20 @@
-"""Imported once by the fork server: what every point needs, so that starting one costs a fork.
+"""Imported once by the fork server: what every point needs, so that starting one costs a fork; how it ends.
 
 Nothing here may start threads or touch a device; the children do that.
+
+An interruption is for the server's parent, with which it ends; sent to a server that still imports, it would
+print where, which is why it is started with interruptions held back. At the end nothing is taken down: that
+would take a third of a second, for which the reader of the command's output waits: the server has it open
+too.
 """
 
-from __future__ import annotations
-
+import atexit
 import gc
 import importlib
+import os
+import signal
+
+from fsdpbench.base.interruption import die_with_named_parent
 
 _NEEDED = (
     "torch", "torch.distributed.checkpoint.default_planner", "torch.distributed.device_mesh",
@@ -36,6 +44,10 @@ def _import_all() -> None:
     read_ahead()
 
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+die_with_named_parent()
+atexit.register(os._exit, 0)
 # Modules stay, so that looking for garbage among them is in vain, and takes longer than many imports; frozen,
 # they are looked at by no child either.
 gc.disable()

@@ -1,4 +1,8 @@
-"""Optuna over real runs, led by what was simulated before.
+"""Optuna over the points of a plan, and over real runs, led by what was simulated before.
+
+Optuna sees one categorical parameter for each field in which points differ. The space stays what
+`fsdpbench plan` lists: conditions and what is not applicable are decided there, and a suggestion that is not
+a point of it becomes the nearest one.
 
     simulated ranking ──its best, in order──> run ─┐
                                                    ▼
@@ -17,19 +21,67 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from fsdpbench.answers.tune.front import Candidate
-from fsdpbench.answers.tune.point_space import PointSpace, objectives
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import UsageError, error_text
+from fsdpbench.base.settings import Value
 
+UNFIT = (0.0, 1e15)
+"""Speed and memory of what did not run, or not within the limit: beaten by everything that did."""
 _SHRINKAGE = 1.0
 _FIRST = 4
 """With fewer points known than this Optuna draws at random."""
+
+
+class PointSpace:
+    """`points` with their places in Optuna's parameters. Raises `UsageError` if optuna is not installed."""
+
+    def __init__(self, points: Sequence[Config]) -> None:
+        self.optuna = _optuna()
+        self.points = points
+        self._fields: list[dict[str, Value]] = [
+            {"system": config.system, "gpus": config.gpus, **config.settings.to_dict()} for config in points
+        ]
+        values = {
+            name: [*{_typed(fields[name]): fields[name] for fields in self._fields}.values()]
+            for name in self._fields[0]
+        }
+        self._values = {name: found for name, found in values.items() if len(found) > 1}
+        self.distributions = {
+            name: self.optuna.distributions.CategoricalDistribution(range(len(found)))
+            for name, found in self._values.items()
+        }
+
+    def parameters(self, index: int) -> dict[str, int]:
+        """Return a point as Optuna's parameters."""
+        fields = self._fields[index]
+        return {
+            name: [*map(_typed, found)].index(_typed(fields[name])) for name, found in self._values.items()
+        }
+
+    def one_hot(self, index: int) -> np.ndarray:
+        """Return a point as zeros and ones, one for each value of each field that varies."""
+        places = self.parameters(index)
+        parts = [np.eye(len(found))[places[name]] for name, found in self._values.items()]
+        row: np.ndarray = np.concatenate(parts) if parts else np.zeros(1)
+        return row
+
+    def nearest(
+        self,
+        parameters: Mapping[str, int],
+        among: Iterable[int],
+        promise: Callable[[int], float] = lambda index: 0.0,
+    ) -> int:
+        """Return the point of `among` that differs in the fewest fields; of equals the most promising."""
+        wanted = {name: self._values[name][parameters[name]] for name in self._values}
+        return min(among, key=lambda index: (_distance(self._fields[index], wanted), -promise(index), index))
 
 
 @dataclass(frozen=True)
@@ -132,3 +184,26 @@ def _corrected(
             own = 0.0 if effects is None else float(rows[index] @ effects)
             together[index] = replace(candidate, speed=candidate.speed * math.exp(overall + own))
     return dict(sorted(together.items()))
+
+
+def objectives(candidate: Candidate) -> tuple[float, float]:
+    """Return speed and memory, the objectives of Optuna."""
+    return (candidate.speed, float(candidate.memory or 0)) if candidate.feasible else UNFIT
+
+
+def _distance(fields: Mapping[str, Value], wanted: Mapping[str, Value]) -> int:
+    return sum(_typed(fields[name]) != _typed(value) for name, value in wanted.items())
+
+
+def _typed(value: Value) -> tuple[type, Value]:
+    """Return a setting's value with its type: `True` is not 1."""
+    return type(value), value
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise UsageError(error_text("point_space.too_many_points")) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.answers.tune.front import Candidate, Goal, judged, pareto, ranks
-from fsdpbench.answers.tune.measured_search import RealBudget, search_measured
+from fsdpbench.answers.tune.measured_search import PointSpace, RealBudget, objectives, search_measured
 from fsdpbench.answers.tune.per_unit import Chosen, choose, is_safe
-from fsdpbench.answers.tune.point_space import PointSpace, objectives
 from fsdpbench.answers.tune.unit_gain import UnitGain, gained
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, error_text

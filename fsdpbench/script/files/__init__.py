@@ -6,7 +6,7 @@ script writes them.
     torch.load("best.pt")          ──>  the same file
 
 `overlay.py` is the layer over files from before the run, and remembers what the run made; `operations.py`
-lets `os`, `shutil` and `open` go through it; `writing.py` and `formats.py` find the files with tensors.
+lets `os`, `shutil` and `open` go through it; `writing.py` finds the files with tensors.
 """
 
 from fsdpbench.script.files.operations import ScriptFiles

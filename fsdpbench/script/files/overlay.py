@@ -5,8 +5,9 @@
       home/me/ckpt/.gone.step-10          /home/me/ckpt/step-10 was removed by the script; it is still there
 
 A file without tensors replaces one from before really. New files are made really; those that hold tensors
-are moved here when the script has ended. Symbolic links in the layer are the script's own, and lead to where
-the script sees what they name.
+are moved here when the script has ended. What was in memory may have been written by any library: a file's
+first bytes say whether it holds arrays; formats of tables, databases and text are never a checkpoint.
+Symbolic links in the layer are the script's own, and lead to where the script sees what they name.
 """
 
 from __future__ import annotations
@@ -23,11 +24,17 @@ from typing import Any
 
 from fsdpbench.base.writing import write_whole
 from fsdpbench.script.cuda.refusals import NotSimulatedError
-from fsdpbench.script.files.formats import holds_arrays
 
 _GONE = ".gone."
 _MOST_LINKS = 40
 _NOT_FILES = ("/dev", "/proc", "/sys")
+_HEAD = 4096
+_PICKLE = 1 << 20
+_ARRAYS = (b"\x93NUMPY", b"\x89HDF", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+"""NumPy, HDF5, and compressed files, whose content is not known; archives (tar) are too."""
+_TABLES = (
+    b"ARROW1", b"\xff\xff\xff\xff", b"PAR1", b"SQLite format 3", b"ORC", b"\x7fELF", b"GIF8", b"\x89PNG",
+)  # fmt: skip
 
 
 class Layer:
@@ -472,6 +479,29 @@ def settle_after_death(folder: Path) -> None:
         return
     overlay.made, overlay.holding = set(state["made"]), set(state["holding"])
     settle(overlay, overlay.holding.__contains__)
+
+
+def holds_arrays(path: str) -> bool | None:
+    """Return whether a file is of a format for arrays; None for bytes of an unknown format."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY), "rb") as file:
+            head = file.read(_HEAD)
+            if head[:1] == b"\x80":
+                head += file.read(_PICKLE)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    if head.startswith(_ARRAYS) or head[257:262] == b"ustar":
+        return True
+    if head.startswith(b"PK\x03\x04"):
+        return b"data.pkl" in head or b".npy" in head or b"constants.pkl" in head
+    if head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5":
+        return b"torch" in head or b"numpy" in head
+    if head[8:9] == b"{" and 0 < int.from_bytes(head[:8], "little") < size:
+        return True  # safetensors
+    if not head or head.startswith(_TABLES):
+        return False
+    return None if b"\0" in head else False
 
 
 def _is_in(path: str, folder: str) -> bool:

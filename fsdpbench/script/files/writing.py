@@ -1,8 +1,9 @@
 """Files that hold simulated tensors, and the writers of tensors: torch, safetensors, numpy.
 
 `torch.save` and safetensors say which file they write to. Once tensors have become bytes or arrays in memory,
-`formats.py` decides by the content. A file that replaces one from before the run is written in the layer
-first: at its end it is known whether it holds tensors. If not, it takes the place of the old one.
+a script may write them anywhere, and the files' content decides. A file that replaces one from before the run
+is written in the layer first: at its end it is known whether it holds tensors. If not, it takes the place of
+the old one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import mmap
 import os
 import shutil
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,14 +23,35 @@ from typing import Any
 import torch
 
 from fsdpbench.script.cuda.refusals import NotSimulatedError
-from fsdpbench.script.files.formats import Escaped
-from fsdpbench.script.files.overlay import REAL, Overlay
+from fsdpbench.script.files.overlay import REAL, Overlay, holds_arrays
 from fsdpbench.script.numbers import plain
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _NUMBERS = 64
 """Elements of a tensor that is read as numbers, not as a part of a model."""
+_SLACK_S = 0.02
+"""The clock of file systems may be behind by that much."""
+_now = time.time
+
+
+class Escaped:
+    """Whether bytes of tensors are in the process's memory, outside of any tensor."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def note(self) -> None:
+        """Note that tensors became bytes or arrays now."""
+        if self._since is None:
+            self._since = _now() - _SLACK_S
+
+    def may_be_in(self, path: str, *, unknown: bool) -> bool:
+        """Return whether they may be in a file. `unknown`: the answer for a format that is not known."""
+        if self._since is None or os.lstat(path).st_mtime < self._since:
+            return False
+        answer = holds_arrays(path)
+        return unknown if answer is None else answer
 
 
 class Writing:

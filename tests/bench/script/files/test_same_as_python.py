@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fsdpbench.script.files.formats import holds_arrays
+from fsdpbench.script.files.overlay import holds_arrays
 
 if TYPE_CHECKING:
     from conftest import RunScript, ScriptRun
