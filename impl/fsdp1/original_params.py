@@ -20,13 +20,7 @@ from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter,
 from ..shared import error_text
 from ..shared.layout import UnitLayout
 from ..shared.torch_internals import foreach_add_
-from .flat_param import (
-    FlatParameter,
-    check_place,
-    flat_parameter,
-    flatten,
-    refuse_shown_full,
-)
+from .flat_param import FlatParameter, check_place, flat_parameter, flatten, refuse_shown_full
 from .unreduced import UnreducedOriginals, assign_gradient
 
 _ADDRESS = torch.Tensor.data_ptr

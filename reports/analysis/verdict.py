@@ -85,10 +85,7 @@ def _root_only(rank: RankAnalysis) -> Iterable[Finding]:
     if _is_root_only(rank):
         share = rank.time.exposed_communication / rank.time.total
         yield _saving(
-            "root_only",
-            share,
-            _TEXTS["root_only"].format(share=_percent(share)),
-            remedies("root_only"),
+            "root_only", share, _TEXTS["root_only"].format(share=_percent(share)), remedies("root_only")
         )
 
 

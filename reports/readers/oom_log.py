@@ -167,11 +167,7 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
     old, variable = _PARTS["old"].search(text), _PARTS["variable"].search(text)
     message = OomMessage(start[1], asked=asked, allowed=_one("allowed", text), position=start.start())
     if old:
-        allocated, reserved, cached = (
-            _bytes(old[3]),
-            _one("old_reserved", text),
-            _one("old_cached", text),
-        )
+        allocated, reserved, cached = (_bytes(old[3]), _one("old_reserved", text), _one("old_cached", text))
         unallocated = cached
         if reserved is not None and allocated is not None:
             unallocated = max(reserved - allocated, 0)

@@ -294,10 +294,7 @@ def read_rope(keys: Keys, given: JsonObject) -> Rope:
     given.pop("type", None)
     names = _ROPE_FIELDS.get(str(kind))
     if names is None:
-        raise NotBuiltError(
-            "rope_parameters",
-            error_text("keys.rotary", kind),
-        )
+        raise NotBuiltError("rope_parameters", error_text("keys.rotary", kind))
     if kind != "default" and given.get("factor") is None:
         raise ShapeError(f"the rotary positions are of type {kind}, and lack the key factor")
     numbers: dict[str, float] = {}

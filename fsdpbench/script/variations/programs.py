@@ -17,12 +17,7 @@ from fsdpbench.base.configuration.script_source import Variation
 from fsdpbench.base.settings.values import spread
 from fsdpbench.base.torch_internals import BaseDataLoaderIter
 from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
-from fsdpbench.script.interposing import (
-    around,
-    around_fully_shard,
-    around_init,
-    replace_checkpoint,
-)
+from fsdpbench.script.interposing import around, around_fully_shard, around_init, replace_checkpoint
 from fsdpbench.script.model_blocks import blocks_of, has_units, roots, stacked
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.variations.sharding import NoEffectError
