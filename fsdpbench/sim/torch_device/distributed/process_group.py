@@ -150,11 +150,17 @@ class SimProcessGroup(Communicator):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0, kind: str = "send") -> Work:
-        """Send to a rank, or receive, in a batch. Raises `NotImplementedError` outside of one."""
-        if self._coalesced is None:
-            refusals.refuse_point_to_point()
+        """Send to a rank, or receive. Raises `NotImplementedError` outside of a batch without other ranks."""
         given, taken = (tensors, []) if kind == "send" else ([], tensors)
-        return self.call(Collective(kind, total_bytes(*tensors), given, taken, rank))
+        what = Collective(kind, total_bytes(*tensors), given, taken, rank)
+        if self._coalesced is not None:
+            return self.call(what)
+        self.refuse(tensors)
+        if not self.stages.need([self.ranks[rank]]):
+            refusals.refuse_point_to_point()
+        if any(tensor.is_cpu for tensor in tensors):
+            return self.stages.on_host_between(kind, rank, f"tag {tag}", tensors[0])
+        return self.exchange([what], rank)
 
     recv = functools.partialmethod(send, kind="recv")
 
