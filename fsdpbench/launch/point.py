@@ -111,8 +111,7 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
 def _run_script(config: Config, placement: Placement, folder: Path) -> Outcome:
     """Run a script as rank 0; if it has pipeline stages, again, as a rank of each."""
     from fsdpbench.launch.stages import Standby
-    from fsdpbench.script.rank import may_have_stages, run_script
-    from fsdpbench.sim.model.coupling import NeedsRanksError
+    from fsdpbench.script.rank import NeedsRanksError, may_have_stages, run_script
 
     standby = Standby(config, folder) if config.gpus > 1 and may_have_stages(config) else None
     try:

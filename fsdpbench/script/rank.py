@@ -49,7 +49,11 @@ from fsdpbench.script.rank_check.recording import Recorder, start_recording
 from fsdpbench.script.steps import MeasuredAllError, Optimizers, Steps
 from fsdpbench.script.variations import NoEffectError, Varied
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.model.coupling import Link, NeedsRanksError, StageError
+from fsdpbench.sim.model.coupling import Exchange as Exchange
+from fsdpbench.sim.model.coupling import Link as Link
+from fsdpbench.sim.model.coupling import Member as Member
+from fsdpbench.sim.model.coupling import NeedsRanksError as NeedsRanksError
+from fsdpbench.sim.model.coupling import StageError
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.flops import FlopCount
 

@@ -161,6 +161,7 @@ class _FromArrival:
     meeting: Meeting
 
     def write(self, trace: Any, stream: int, start_ns: int, end_ns: int) -> None:
+        """Add it to a trace, without `start_ns`, at which all had arrived."""
         self.record.write(trace, stream, self.meeting.since, end_ns)
 
 

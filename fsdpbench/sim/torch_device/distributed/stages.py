@@ -74,7 +74,7 @@ class StageCalls:
         return True
 
     def arrival(self, kind: str, *lane: Any, members: Sequence[int], said: Any, words: str) -> Arrival:
-        """Return the next arrival of this group's calls in a lane."""
+        """Return the next arrival of this group's calls of a `kind`, in a `lane`."""
         key = (*self._name(), kind, *lane)
         self._counts[key] += 1
         return Arrival((*key, self._counts[key]), tuple(sorted(members)), (kind, said), words)
@@ -103,7 +103,7 @@ class StageCalls:
             self._link.show(arrival.key, _packed(tensors))
 
     def look(self, arrival: Arrival, ranks: Sequence[int]) -> dict[int, Values] | None:
-        """Return what the others of a meeting have left; None if they could only after this rank went on."""
+        """Return what `ranks` have left at a meeting; None if they could only after this one has continued."""
         timeline = self._accelerator.timeline
         timeline.catch_up()
         found = self._link.look(arrival.key, ranks, timeline.cpu)
@@ -145,7 +145,7 @@ class StageCalls:
         return [found[self._link.represents(rank)] for rank in self._ranks]
 
     def send(self, kind: str, peer: int, lane: str, value: Any) -> None:
-        """Leave a message of the host to the group's rank `peer`, and go on."""
+        """Leave a message of the host to the group's rank `peer`, and continue."""
         arrival = self._of_host(kind, peer, lane)
         timeline = self._accelerator.timeline
         self._link.leave(arrival._replace(payload=pickle.dumps(value)), timeline.cpu)
