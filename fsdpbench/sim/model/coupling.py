@@ -261,7 +261,7 @@ class Exchange:
         if looking is not None:
             looking.hand(None)
             return
-        stuck = "; ".join(self._stuck())
+        stuck = f"real ranks would hang here: {'; '.join(self._stuck())}"
         for one in alive.values():
             one.tell(NEVER, stuck)
 

@@ -18,6 +18,7 @@ from fsdpbench.base.torch_internals import Backend_plugins
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.torch_device.distributed import refusals
 from fsdpbench.sim.torch_device.distributed.communicator import Collective, Communicator, total_bytes
+from fsdpbench.sim.torch_device.strict.words import error_text
 
 BACKEND = "sim"
 
@@ -163,6 +164,10 @@ class SimProcessGroup(Communicator):
         return self.exchange([what], rank)
 
     recv = functools.partialmethod(send, kind="recv")
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
+        """Raise `NotImplementedError`: it depends on the run, which rank is first."""
+        raise NotImplementedError(error_text("refusals.any_source"))
 
 
 def register_backend() -> None:

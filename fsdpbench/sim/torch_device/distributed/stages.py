@@ -103,7 +103,7 @@ class StageCalls:
             self._link.show(arrival.key, _packed(tensors))
 
     def look(self, arrival: Arrival, ranks: Sequence[int]) -> dict[int, Values] | None:
-        """Return what `ranks` have left at a meeting; None if they could only after this one has continued."""
+        """Return what `ranks` have left at a meeting; None if they can only after this one continued."""
         timeline = self._accelerator.timeline
         timeline.catch_up()
         found = self._link.look(arrival.key, ranks, timeline.cpu)
@@ -215,7 +215,7 @@ def _known(tensor: torch.Tensor) -> torch.Tensor | None:
     if numbers is not None:
         return numbers.clone()
     known = known_of(tensor)
-    return None if known is None else known.value.expand(tensor.shape).clone()
+    return None if known is None else known.value.reshape(()).expand(tensor.shape).clone()
 
 
 def _learn(tensors: Sequence[torch.Tensor], values: Values | None) -> None:
