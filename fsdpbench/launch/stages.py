@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -26,7 +26,7 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.interruption import die_with_parent
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.devices.base import Placement
-from fsdpbench.engine.results.records import TRACE_FOLDER, Status, read_records
+from fsdpbench.engine.results.records import TRACE_FOLDER, RankRecord, Status, read_records, write_record
 from fsdpbench.engine.results.result import Outcome, outcome_of_records
 from fsdpbench.launch.rank_check import folder_of
 from fsdpbench.launch.verdict import how_it_ended, log_to
@@ -98,12 +98,37 @@ def _run_all(config: Config, folder: Path, ranks: Collection[int]) -> Outcome:
         if rank not in found:
             how = how_it_ended(process.exitcode or 0)
             return Outcome(Status.CRASH, f"rank {rank}: the process ended early, {how}", _log_of(rank))
+    _note(records, folder)
     # Ranks that only missed another one say nothing of the cause.
     causes = [record for record in records if "StageError" not in (record.cause or "")]
     failed = any(record.status is not Status.OK for record in causes)
     outcome = outcome_of_records(causes if failed else records, world_recorded=0)
     rank = next((each.rank for each in records if outcome.cause == f"rank {each.rank}: {each.cause}"), 0)
     return Outcome(outcome.status, outcome.cause, outcome.log and _log_of(rank))
+
+
+def _note(records: Sequence[RankRecord], folder: Path) -> None:
+    """Add to the record of rank 0, whose words the result has, what others have to say."""
+    first, *others = records
+    peaks = [
+        max((step["reserved"] or 0 for step in each.memory_per_step or ()), default=0) for each in records
+    ]
+    by_rank = ", ".join(
+        f"rank {each.rank} {peak / 2**30:.1f} GiB" for each, peak in zip(records, peaks, strict=True)
+    )
+    if first.script is not None:
+        first.script["notes"].append(
+            f"{len(records)} ranks ran, as stages of a pipeline: {by_rank} at the peak"
+        )
+    for each in others:
+        known = first.placeholder_decisions or []
+        first.placeholder_decisions = [
+            *known,
+            *(d for d in each.placeholder_decisions or [] if d not in known),
+        ]
+        first.unknown_operators = each.unknown_operators | first.unknown_operators
+        remove(folder_of(folder, each.rank) / "files")  # as large as real checkpoints
+    write_record(first, folder)
 
 
 def _log_of(rank: int) -> str:

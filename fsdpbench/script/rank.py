@@ -202,7 +202,7 @@ class _Run:
         record.add_sanitizer(device.sanitizer)
         record.memory_account = record.memory_account or device.memory_account
         if steps.step_times_s:
-            _fill_figures(record, steps, device, self.link)
+            _fill_figures(record, steps, device)
             assert record.script is not None
             record.loader = self.observed.loaders.to_dict(steps.count)
             kind = steps.flops[-1].main_type if steps.flops else None
@@ -291,8 +291,7 @@ def may_have_stages(config: Config) -> bool:
     return not checked and (config.what_if is None or config.what_if == WhatIf())
 
 
-def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice, link: Link | None) -> None:
-    stages = [] if link is None else [f"{len(link.ranks)} ranks ran, as stages of a pipeline: {link.named}"]
+def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
     record.step_times_s = steps.step_times_s
     record.warmup_times_s = steps.warmup_times_s
     record.network_share, record.step_work = device.network_share, steps.work
@@ -311,7 +310,7 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice, link: Lin
     record.script = {
         "steps": steps.count - ("slow_link_step" in steps.work),
         "flops": "matrix products, attention and convolutions, counted as they were launched",
-        "notes": steps.notes + compile_notes(record.compilation or {}) + stages,
+        "notes": steps.notes + compile_notes(record.compilation or {}),
     }
 
 

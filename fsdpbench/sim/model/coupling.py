@@ -70,11 +70,6 @@ class Link:
         """Return whether this rank is in a meeting that is not over."""
         return bool(self._waiting)
 
-    @property
-    def named(self) -> str:
-        """Return the ranks that run, in words."""
-        return ", ".join(map(str, sorted(self.ranks)))
-
     def represents(self, rank: int) -> int:
         """Return the rank that runs in the place of `rank`: of evenly spaced ones that of the same stage."""
         ranks = sorted(self.ranks)

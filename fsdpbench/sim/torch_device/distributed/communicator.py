@@ -152,17 +152,10 @@ class Collective(NamedTuple):
     """Those of a message, not all of the group."""
     lane: Lane | None = None
 
-
-@dataclass(frozen=True)
-class _FromArrival:
-    """A kernel that runs since its rank has arrived at a meeting."""
-
-    record: CollectiveRecord
-    meeting: Meeting
-
-    def write(self, trace: Any, stream: int, start_ns: int, end_ns: int) -> None:
-        """Add it to a trace, without `start_ns`, at which all had arrived."""
-        self.record.write(trace, stream, self.meeting.since, end_ns)
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Return those of a message, in either direction."""
+        return [*self.inputs, *self.outputs]
 
 
 class Communicator(Membership):
@@ -234,35 +227,29 @@ class Communicator(Membership):
             return _Queued()
         return self.run(what)
 
-    def exchange(self, calls: Sequence[Collective], peer: int | None = None) -> Work:
-        """Run messages with ranks of other stages: a batch of them, or one with `peer` alone."""
-        stages, here = self.stages, self._ranks[self._rank_in_group]
+    def exchange(self, calls: Sequence[Collective], peer: int | None = None, tag: int = 0) -> Work:
+        """Run messages with ranks of other stages: a batch of them, or one with `peer` alone (and its `tag`,
+        which those of the host have)."""
+        stages, network = self.stages, self._accelerator.network
+        inputs = [tensor for call in calls for tensor in call.inputs]
+        outputs = [tensor for call in calls for tensor in call.outputs]
+        if any(tensor.is_cpu for tensor in (*inputs, *outputs)):
+            return stages.on_host_between([(call.kind, call.opts, call.tensors[0]) for call in calls], tag)
         lane, name = (self._lane, "batch") if peer is None else (self._lanes_of_pairs[peer], "pair")
-        tensors = [[*call.inputs, *call.outputs] for call in calls]
-        arrivals = [
-            stages.message(call.kind, each, call.opts, name)
-            for call, each in zip(calls, tensors, strict=True)
-        ]
-        ways = [sum(call.nbytes for call in calls if call.kind == kind) for kind in ("send", "recv")]
-        nbytes, network = max(ways), self._accelerator.network
-        pairs = [(here, self._ranks[call.opts]) for call in calls]
+        arrivals = [stages.message(call.kind, call.tensors, call.opts, name) for call in calls]
+        nbytes = max(sum(call.nbytes for call in calls if call.kind == way) for way in ("send", "recv"))
+        pairs = [(self._ranks[self._rank_in_group], self._ranks[call.opts]) for call in calls]
         slowest = max(pairs, key=lambda pair: network.collective_ns("send_recv", nbytes, pair))
-        inputs, outputs = (
-            [each for call in calls for each in getattr(call, side)] for side in ("inputs", "outputs")
-        )
         made = self.run(
             Collective("send_recv", nbytes, inputs, outputs, None, len(calls), (), arrivals, slowest, lane)
         )
-        received = [each for each in zip(calls, arrivals, strict=True) if each[0].kind == "recv"]
+        received = []
         for call, arrival in zip(calls, arrivals, strict=True):
             if call.kind == "send":
                 stages.show(arrival, call.inputs)
-
-        def learn() -> None:
-            for call, arrival in received:
-                stages.receive(arrival, call.outputs)
-
-        made.before_wait = learn
+            else:
+                received.append((arrival, call.outputs))
+        made.before_wait = partial(stages.receive, received)
         return made
 
     def run(self, what: Collective) -> CollectiveWork:
@@ -352,22 +339,20 @@ class Communicator(Membership):
         if accelerator.network.nodes_of(ranks) > 1:
             accelerator.between_nodes_ns += duration
             accelerator.between_nodes_since = accelerator.between_nodes_since or start
-        payload: CollectiveRecord | _FromArrival | None = None
+        payload, meeting = None, Meeting(what.arrivals) if what.arrivals else None
         if accelerator.trace is not None:
             launched = timeline.cpu
             dtype = scalar_type(outputs[0]) if outputs else "Float"
             taken, made = (sum(tensor.numel() for tensor in tensors) for tensors in (inputs, outputs))
             group = self._name, self._description, ranks
             launching = launched - accelerator.cpu_costs.launch_ns
-            payload = CollectiveRecord(kind, dtype, taken, made, *group, launching, launched)
+            payload = CollectiveRecord(kind, dtype, taken, made, *group, launching, launched, meeting)
             accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched, text)
         traffic = accelerator.network.traffic_permille(kind, nbytes, ranks, uneven=uneven)
         by_copy_engines = gathers_by_copy_engines(kind, outputs, ranks, accelerator.network)
         work = WorkKind.COPY if by_copy_engines else WorkKind.COLLECTIVE
-        if what.arrivals:
-            meeting = Meeting(what.arrivals)
+        if meeting is not None:
             Timeline.make_wait(timeline, stream, meeting)
-            payload = _FromArrival(payload, meeting) if isinstance(payload, CollectiveRecord) else None
         timeline.launch(stream, work, duration, payload, traffic)
         lane.last = timeline.record(stream)
 

@@ -159,9 +159,7 @@ class SimProcessGroup(Communicator):
         self.refuse(tensors)
         if not self.stages.need([self.ranks[rank]]):
             refusals.refuse_point_to_point()
-        if any(tensor.is_cpu for tensor in tensors):
-            return self.stages.on_host_between(kind, rank, f"tag {tag}", tensors[0])
-        return self.exchange([what], rank)
+        return self.exchange([what], rank, tag)
 
     recv = functools.partialmethod(send, kind="recv")
 

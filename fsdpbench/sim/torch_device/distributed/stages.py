@@ -70,7 +70,12 @@ class StageCalls:
             return False
         missing = [rank for rank in peers if rank not in link.ranks]
         if missing:
-            link.need(self._ranks if len(self._ranks) <= _MOST_IN_GROUP else missing)
+            step = abs(missing[0] - link.rank)
+            if len(self._ranks) <= _MOST_IN_GROUP:
+                missing = list(self._ranks)
+            elif len(link.ranks) > 1:  # a chain: all of it, not one more
+                missing = [rank for rank in self._ranks if (rank - link.rank) % step == 0]
+            link.need(missing)
         return True
 
     def arrival(self, kind: str, *lane: Any, members: Sequence[int], said: Any, words: str) -> Arrival:
@@ -109,12 +114,13 @@ class StageCalls:
         found = self._link.look(arrival.key, ranks, timeline.cpu)
         return None if found is None else {rank: pickle.loads(each) for rank, each in found.items()}
 
-    def receive(self, arrival: Arrival, tensors: Sequence[torch.Tensor]) -> None:
-        """Learn what the sender of a message knows of it."""
-        sender = next(rank for rank in arrival.members if rank != self._link.rank)
-        few = all(tensor.numel() <= _FEW for tensor in tensors)
-        found = self.look(arrival, [sender]) if few else None
-        _learn(tensors, None if found is None else found[sender])
+    def receive(self, messages: Sequence[tuple[Arrival, Sequence[torch.Tensor]]]) -> None:
+        """Learn what the senders of messages know of them."""
+        for arrival, tensors in messages:
+            sender = next(rank for rank in arrival.members if rank != self._link.rank)
+            few = all(tensor.numel() <= _FEW for tensor in tensors)
+            found = self.look(arrival, [sender]) if few else None
+            _learn(tensors, None if found is None else found[sender])
 
     def share(self, arrival: Arrival, what: Any) -> None:
         """Learn what the members together know of a collective's outputs."""
@@ -155,13 +161,15 @@ class StageCalls:
         arrival = self._of_host(kind, peer, lane)
         return lambda: self._meet(arrival, None)[self._ranks[peer]]
 
-    def on_host_between(self, kind: str, peer: int, lane: str, tensor: torch.Tensor) -> Work:
-        """Send a tensor of the host to the group's rank `peer`, or receive it."""
-        if kind == "send":
-            self.send("send to", peer, lane, tensor.detach().clone())
-            return Received(lambda: None)
-        take = self.take("receive from", peer, lane)
-        return Received(lambda: tensor.detach().copy_(take().view(tensor.shape)))
+    def on_host_between(self, messages: Sequence[tuple[str, int, torch.Tensor]], tag: int) -> Work:
+        """Send or receive tensors of the host; of each message: the kind, the other rank, the tensor."""
+        received = []
+        for kind, peer, tensor in messages:
+            if kind == "send":
+                self.send("send to", peer, f"tag {tag}", tensor.detach().clone())
+            else:
+                received.append((tensor.detach(), self.take("receive from", peer, f"tag {tag}")))
+        return Received(lambda: [into.copy_(take().view(into.shape)) for into, take in received])
 
     def _of_host(self, kind: str, peer: int, lane: str) -> Arrival:
         here, there = self._link.rank, self._ranks[peer]
