@@ -24,6 +24,7 @@ from typing import Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.interruption import die_with_parent
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.records import TRACE_FOLDER, RankRecord, Status, read_records, write_record
@@ -113,22 +114,23 @@ def _note(records: Sequence[RankRecord], folder: Path) -> None:
     peaks = [
         max((step["reserved"] or 0 for step in each.memory_per_step or ()), default=0) for each in records
     ]
-    by_rank = ", ".join(
+    each_peak = ", ".join(
         f"rank {each.rank} {peak / 2**30:.1f} GiB" for each, peak in zip(records, peaks, strict=True)
     )
     if first.script is not None:
-        first.script["notes"].append(
-            f"{len(records)} ranks ran, as stages of a pipeline: {by_rank} at the peak"
-        )
+        ran = f"{len(records)} ranks ran, as stages of a pipeline"
+        first.script["notes"].append(f"{ran}; reserved at the peak: {each_peak}")
+    found = {_place_of(each): each for record in records for each in record.placeholder_decisions or ()}
+    first.placeholder_decisions = list(found.values())
     for each in others:
-        known = first.placeholder_decisions or []
-        first.placeholder_decisions = [
-            *known,
-            *(d for d in each.placeholder_decisions or [] if d not in known),
-        ]
         first.unknown_operators = each.unknown_operators | first.unknown_operators
         remove(folder_of(folder, each.rank) / "files")  # as large as real checkpoints
     write_record(first, folder)
+
+
+def _place_of(decision: JsonObject) -> str:
+    """Return a decision without its count, which differs by rank."""
+    return repr({**decision, "count": 0})
 
 
 def _log_of(rank: int) -> str:

@@ -243,13 +243,10 @@ class Communicator(Membership):
         made = self.run(
             Collective("send_recv", nbytes, inputs, outputs, None, len(calls), (), arrivals, slowest, lane)
         )
-        received = []
         for call, arrival in zip(calls, arrivals, strict=True):
-            if call.kind == "send":
-                stages.show(arrival, call.inputs)
-            else:
-                received.append((arrival, call.outputs))
-        made.before_wait = partial(stages.receive, received)
+            stages.show(arrival, call.inputs, call.outputs)
+        received = [(arrival, call.outputs) for call, arrival in zip(calls, arrivals, strict=True)]
+        made.before_wait = partial(stages.receive, [each for each in received if each[1]])
         return made
 
     def run(self, what: Collective) -> CollectiveWork:
@@ -288,7 +285,7 @@ class Communicator(Membership):
         held = [*outputs, *inputs] if shelved else outputs
         work = CollectiveWork(accelerator, lane.last, held, blocks_cpu=kind == "barrier")
         if shared is not None and inputs:
-            self.stages.show(shared, inputs)
+            self.stages.show(shared, inputs, outputs)
             work.before_wait = partial(self.stages.share, shared, what)
         if shelved:
             self._shelve(work)

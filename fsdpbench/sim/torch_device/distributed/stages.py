@@ -100,12 +100,16 @@ class StageCalls:
             return None
         shown = f"{scalar_type(tensors[0])} {list(tensors[0].shape)}" if tensors else "nothing"
         words = f"{kind} of {shown} in group {list(self._ranks)[:8]}"
-        return self.arrival("collective", members=members, said=kind, words=words)
+        said = sum(each.numel() for each in tensors) if kind in ("all_reduce", "broadcast") else 0
+        return self.arrival("collective", members=members, said=(kind, said), words=words)
 
-    def show(self, arrival: Arrival, tensors: Sequence[torch.Tensor]) -> None:
-        """Leave what is known of `tensors` to the others of a meeting."""
-        if all(tensor.numel() <= _FEW for tensor in tensors):
-            self._link.show(arrival.key, _packed(tensors))
+    def show(
+        self, arrival: Arrival, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """Leave what is known of `sent` to the others of a meeting, and forget what `received` was."""
+        if sent and all(tensor.numel() <= _FEW for tensor in sent):
+            self._link.show(arrival.key, _packed(sent))
+        _learn(received, None)
 
     def look(self, arrival: Arrival, ranks: Sequence[int]) -> dict[int, Values] | None:
         """Return what `ranks` have left at a meeting; None if they can only after this one continued."""
