@@ -90,10 +90,11 @@ class Link:
         raise NeedsRanksError(ranks)
 
     def arrive(self, meeting: Meeting, next_ns: int) -> None:
-        """Say that this rank has arrived at a meeting, and waits; `next_ns`: its next own event."""
+        """Say that this rank has arrived at a meeting, and waits; `next_ns`: its next own event. It may
+        arrive elsewhere at the same time."""
         for arrival in meeting.arrivals:
             self._waiting[arrival.key] = meeting
-            self._send("arrive", arrival, meeting.since, next_ns, True)
+            self._send("arrive", arrival, meeting.since, min(next_ns, meeting.since), True)
         self.bound = min(self.bound, meeting.since)
 
     def leave(self, arrival: Arrival, now: int) -> None:

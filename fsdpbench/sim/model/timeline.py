@@ -168,6 +168,7 @@ class Timeline:
         self._next_change = NEVER
         self._link: Link | None = None
         self._reached: list[Meeting] = []  # by a stream, which waits there, since the last look
+        self._over: list[Meeting] = []  # still to be passed, by time
         self.launched_ns = [0, 0, 0]  # of each kind that takes time, alone
         # Number of streams that run each kind of work now, the traffic of their collectives, and the
         # slow-down of computation (thousandths) that follows from it.
@@ -267,7 +268,7 @@ class Timeline:
         while len(queue.items) >= self.queue_depth:
             change = self._next_change
             if self._link is not None:
-                change = min(each.change_at for each in self._queues)
+                change = min(self._next_over, *(each.change_at for each in self._queues))
                 if self._hear(self._link, change):
                     continue
             if change == NEVER:
@@ -319,16 +320,33 @@ class Timeline:
         """Settle as `_settle`, but nothing later than what other ranks may still change."""
         while True:
             self._tell(link, limit)
-            Timeline._settle(self, min(limit, link.bound) if link.waits else limit, until)
+            known = min(limit, link.bound) if link.waits else limit
+            Timeline._settle(self, min(known, self._next_over - 1), until)
             if self._reached:
                 continue
             if until is not None and until.time != UNSETTLED:
                 break
-            if not link.waits or (link.bound >= limit and limit != NEVER):
+            if self._over and self._next_over <= known:
+                self._pass(self._over.pop(0))
+            elif not link.waits or known == limit != NEVER:
                 break
-            self._hear(link, min(self._next_change, limit))
+            else:
+                self._hear(link, min(self._next_change, self._next_over, limit))
         if link.waits:  # beyond, other ranks may change something
             self._next_change = min(self._next_change, min(limit, link.bound) + 1)
+        self._next_change = min(self._next_change, self._next_over)
+
+    @property
+    def _next_over(self) -> int:
+        """The end of the next meeting that is known to be over."""
+        return self._over[0].at if self._over else NEVER
+
+    def _pass(self, meeting: Meeting) -> None:
+        """Let what waits for a meeting continue."""
+        meeting.time = meeting.at
+        for queue in meeting.waiters or ():
+            self._reach_head(queue)
+        meeting.waiters = None
 
     def _tell(self, link: Link, limit: int) -> None:
         """Tell the other ranks where this one has arrived; its CPU does nothing before `limit`."""
@@ -337,16 +355,13 @@ class Timeline:
             link.arrive(meeting, min(self._next_change, limit))
 
     def _hear(self, link: Link, change: int) -> bool:
-        """Let other ranks come to the time `change` of the next one here, or change what follows; return
-        whether either was still to happen."""
+        """Let other ranks come to the time `change` of the next one here, or end meetings; return whether
+        either was still to happen."""
         self._tell(link, change)
         if not link.waits or (link.bound >= change and change != NEVER):
             return False
-        for meeting in link.hear(change):
-            meeting.time = meeting.at
-            for queue in meeting.waiters or ():
-                self._reach_head(queue)
-            meeting.waiters = None
+        # Not passed before their time: what is queued there must not depend on which rank is faster.
+        self._over = sorted([*self._over, *link.hear(change)], key=lambda each: each.at)
         return True
 
     def _start(self, queue: _Queue) -> None:
