@@ -33,8 +33,7 @@ from fsdpbench.launch.rank_check import folder_of
 from fsdpbench.launch.verdict import how_it_ended, log_to
 from fsdpbench.script.rank import Exchange, Link, Member, NeedsRanksError, run_script
 
-MOST_RANKS = 64
-"""Ranks that run at most: each is a process with a copy of the script."""
+MOST_RANKS = 64  # each is a process with a copy of the script
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -58,7 +57,7 @@ class Standby:
         return outcome
 
     def dismiss(self) -> None:
-        """End it: the script has no pipeline."""
+        """End the process: the script has no pipeline."""
         self._process.kill()
         self._process.join()
 
@@ -81,8 +80,7 @@ def _stand_by(config: Config, folder: Path, connection: Connection, parent: int)
 def _run_all(config: Config, folder: Path, ranks: Collection[int]) -> Outcome:
     """Run `ranks` once. Raises `NeedsRanksError` if that is not all."""
     if len(ranks) > MOST_RANKS:
-        text = f"a pipeline of more than {MOST_RANKS} ranks that differ is not simulated"
-        return Outcome(Status.ERROR, f"NotImplementedError: {text}", "stderr.log")
+        return Outcome(Status.ERROR, f"more than {MOST_RANKS} ranks that differ are not simulated")
     for name in ("stdout.log", "stderr.log"):
         os.truncate(folder / name, 0)  # of the attempt before
     remove(folder / TRACE_FOLDER)

@@ -33,7 +33,7 @@ class StageError(RuntimeError):
 
 
 class NeedsRanksError(BaseException):
-    """Ranks that do not run are needed. Not an `Exception`: scripts shall not catch it."""
+    """Other ranks have to run. Not an `Exception`: scripts shall not catch it."""
 
     def __init__(self, ranks: Collection[int]) -> None:
         super().__init__(f"ranks {', '.join(map(str, sorted(ranks)))} are needed")
@@ -58,7 +58,7 @@ class Link:
     meeting.
     """
 
-    def __init__(self, rank: int, ranks: Collection[int], connection: Connection | None = None) -> None:
+    def __init__(self, rank: int, ranks: Collection[int], connection: Any = None) -> None:
         self.rank = rank
         self.ranks = frozenset(ranks)
         self.bound = 0
@@ -90,24 +90,23 @@ class Link:
         raise NeedsRanksError(ranks)
 
     def arrive(self, meeting: Meeting, next_ns: int) -> None:
-        """Say that this rank has arrived at a meeting, and waits; `next_ns`: its next own event. It may
-        arrive elsewhere at the same time."""
-        for arrival in meeting.arrivals:
+        """Say that this rank has arrived at a meeting, and waits; `next_ns`: its next own event."""
+        for arrival in meeting.arrivals:  # and maybe elsewhere at the same time
             self._waiting[arrival.key] = meeting
-            self._send("arrive", arrival, meeting.since, min(next_ns, meeting.since), True)
+            self._connection.send(("arrive", arrival, meeting.since, min(next_ns, meeting.since), True))
         self.bound = min(self.bound, meeting.since)
 
     def leave(self, arrival: Arrival, now: int) -> None:
         """Arrive and continue: a message that is kept for its reader."""
-        self._send("arrive", arrival, now, 0, False)
+        self._connection.send(("arrive", arrival, now, 0, False))
 
     def hear(self, next_ns: int) -> list[Meeting]:
         """Wait until another rank has ended a meeting, or none can before `next_ns`; return those over.
 
         Raises `StageError` if that never happens.
         """
-        self._send("wait", next_ns)
-        self.bound, over, error = self._receive()
+        self._connection.send(("wait", next_ns))
+        self.bound, over, error = self._connection.recv()
         if error is not None:
             raise StageError(error)
         done = []
@@ -121,29 +120,20 @@ class Link:
 
     def show(self, key: Key, value: Any) -> None:
         """Leave a value for the ranks that `look` for it."""
-        self._send("show", key, value)
+        self._connection.send(("show", key, value))
 
     def look(self, key: Key, ranks: Collection[int], now: int) -> dict[int, Any] | None:
         """Return what `ranks` show, once they have; None if they could only after this rank has continued.
 
         Takes no simulated time: this rank's next event is `now`.
         """
-        self._send("look", key, tuple(ranks), now)
-        found: dict[int, Any] | None = self._receive()
+        self._connection.send(("look", key, tuple(ranks), now))
+        found: dict[int, Any] | None = self._connection.recv()
         return found
 
     def end(self, how: str) -> None:
         """Say that this rank has ended."""
-        if self._connection is not None:
-            self._send("end", how)
-
-    def _send(self, *message: Any) -> None:
-        assert self._connection is not None
-        self._connection.send(message)
-
-    def _receive(self) -> Any:
-        assert self._connection is not None
-        return self._connection.recv()
+        self._connection.send(("end", how))
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.sim.model.coupling import Arrival, Exchange, Link, Member, StageError
+from fsdpbench.sim.model.coupling import Arrival, Exchange, Link, Member
 from fsdpbench.sim.model.timeline import Contention, Meeting, Timeline, Work
 
 STREAMS = 3

@@ -33,11 +33,7 @@ from fsdpbench.sim.model.timeline import Work as WorkKind
 from fsdpbench.sim.model.trace_recorder import CollectiveRecord, KernelRecord
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveWork
-from fsdpbench.sim.torch_device.distributed.refusals import (
-    are_like_neighbours,
-    refuse_point_to_point,
-    refuse_strided,
-)
+from fsdpbench.sim.torch_device.distributed.refusals import are_like_neighbours, refuse_strided
 from fsdpbench.sim.torch_device.distributed.stages import StageCalls
 from fsdpbench.sim.torch_device.distributed.symmetric import gathers_by_copy_engines
 from fsdpbench.sim.torch_device.operators.known_values import fill_on_host, follow_collective
@@ -213,8 +209,7 @@ class Communicator(Membership):
             peers = {self._ranks[call.opts] for call in calls}
             unlike = not are_like_neighbours(sent, received, self._rank_in_group, self._group_size)
             if unlike or peers.intersection(self.stages.members):
-                if not self.stages.need(sorted(peers)):
-                    refuse_point_to_point()
+                self.stages.need(sorted(peers))
                 return self.exchange(calls)
             kind, members, nbytes = "send_recv", len(sent), nbytes // 2
         return self.call(Collective(kind, nbytes, inputs, outputs, members=members, parts=calls))

@@ -157,8 +157,7 @@ class SimProcessGroup(Communicator):
         if self._coalesced is not None:
             return self.call(what)
         self.refuse(tensors)
-        if not self.stages.need([self.ranks[rank]]):
-            refusals.refuse_point_to_point()
+        self.stages.need([self.ranks[rank]])
         return self.exchange([what], rank, tag)
 
     recv = functools.partialmethod(send, kind="recv")

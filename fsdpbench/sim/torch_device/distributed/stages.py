@@ -18,11 +18,12 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed import Work
 
 from fsdpbench.sim.model.coupling import Arrival, Link
 from fsdpbench.sim.model.timeline import Meeting
+from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveWork
+from fsdpbench.sim.torch_device.distributed.refusals import refuse_point_to_point
 from fsdpbench.sim.torch_device.operators.choices import numbers_in
 from fsdpbench.sim.torch_device.operators.known_values import known_of, learn_from_host
 from fsdpbench.sim.torch_device.strict.words import scalar_type
@@ -63,11 +64,12 @@ class StageCalls:
         assert link is not None
         return link
 
-    def need(self, peers: Sequence[int]) -> bool:
-        """Return whether all `peers` run. Otherwise they are started, if they can be, and this run ends."""
+    def need(self, peers: Sequence[int]) -> None:
+        """End this run, and have all `peers` started, unless they run. Raises `NotImplementedError` where
+        they cannot."""
         link = self._accelerator.link
         if link is None:
-            return False
+            refuse_point_to_point()
         missing = [rank for rank in peers if rank not in link.ranks]
         if missing:
             step = abs(missing[0] - link.rank)
@@ -76,7 +78,6 @@ class StageCalls:
             elif len(link.ranks) > 1:  # a chain: all of it, not one more
                 missing = [rank for rank in self._ranks if (rank - link.rank) % step == 0]
             link.need(missing)
-        return True
 
     def arrival(self, kind: str, *lane: Any, members: Sequence[int], said: Any, words: str) -> Arrival:
         """Return the next arrival of this group's calls of a `kind`, in a `lane`."""
@@ -173,7 +174,14 @@ class StageCalls:
                 self.send("send to", peer, f"tag {tag}", tensor.detach().clone())
             else:
                 received.append((tensor.detach(), self.take("receive from", peer, f"tag {tag}")))
-        return Received(lambda: [into.copy_(take().view(into.shape)) for into, take in received])
+        work = CollectiveWork(self._accelerator, None, [tensor for *_, tensor in messages])
+
+        def fill() -> None:
+            for into, take in received:
+                into.copy_(take().view(into.shape))
+
+        work.before_wait = fill
+        return work
 
     def _of_host(self, kind: str, peer: int, lane: str) -> Arrival:
         here, there = self._link.rank, self._ranks[peer]
@@ -238,25 +246,3 @@ def _learn(tensors: Sequence[torch.Tensor], values: Values | None) -> None:
             forget(record_of(tensor.untyped_storage()))
         else:
             learn_from_host(tensor, value.reshape(tensor.shape))
-
-
-class Received(Work):
-    """A message of the host, which is there after `wait`."""
-
-    def __init__(self, take: Callable[[], object]) -> None:
-        super().__init__()
-        self._take: Callable[[], object] | None = take
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Wait for the message."""
-        take, self._take = self._take, None
-        if take is not None:
-            take()
-        return True
-
-
-def stage_calls(group: Any) -> StageCalls:
-    """Return the calls of a group (None: of all ranks) with ranks of other stages."""
-    known: Any = group or dist.group.WORLD
-    found: StageCalls = known.stages
-    return found

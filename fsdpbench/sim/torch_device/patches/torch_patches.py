@@ -55,8 +55,7 @@ from fsdpbench.base.torch_internals import RecordFunctionFast, expect, patch, pr
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
-from fsdpbench.sim.torch_device.distributed.refusals import refuse_point_to_point
-from fsdpbench.sim.torch_device.distributed.stages import StageCalls, stage_calls
+from fsdpbench.sim.torch_device.distributed.stages import StageCalls
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
 from fsdpbench.sim.torch_device.operators.known_values import learn_from_host
@@ -419,7 +418,7 @@ def in_simulated_groups(original: Callable[..., Any], call: Callable[[Mapping[st
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        if isinstance(given.get("group") or dist.group.WORLD, SimProcessGroup):
+        if isinstance(_group_of(given), SimProcessGroup):
             return call(given)
         return original(*args, **kwargs)
 
@@ -429,7 +428,7 @@ def in_simulated_groups(original: Callable[..., Any], call: Callable[[Mapping[st
 def _all_alike(given: Mapping[str, Any]) -> None:
     """Gather this rank's object from all ranks."""
     gathered = given.get("object_list", given.get("object_gather_list"))
-    objects = stage_calls(given.get("group")).objects(given["obj"])
+    objects = _group_of(given).stages.objects(given["obj"])
     if objects is not None and gathered is not None:
         gathered[:] = objects
     elif gathered is not None:
@@ -440,7 +439,7 @@ def _all_alike(given: Mapping[str, Any]) -> None:
 
 def _as_if_sent(given: Mapping[str, Any]) -> None:
     """Leave the objects as they are: this rank sends them, or another one is assumed to send the same."""
-    objects = stage_calls(given.get("group")).objects(given["object_list"])
+    objects = _group_of(given).stages.objects(given["object_list"])
     if objects is not None:
         given["object_list"][:] = objects[_source(given)]
     elif not _is_source(given):
@@ -449,7 +448,7 @@ def _as_if_sent(given: Mapping[str, Any]) -> None:
 
 def _first_for_this_rank(given: Mapping[str, Any]) -> None:
     scattered = given.get("scatter_object_input_list")
-    objects = stage_calls(given.get("group")).objects(scattered)
+    objects = _group_of(given).stages.objects(scattered)
     if objects is not None:
         given["scatter_object_output_list"][0] = objects[_source(given)][dist.get_rank(given.get("group"))]
     elif scattered and _is_source(given):
@@ -467,15 +466,17 @@ def _to_another(given: Mapping[str, Any]) -> None:
 def _from_another(given: Mapping[str, Any]) -> int:
     peer = _source(given)
     given["object_list"][:] = _stages_with(given, peer).take("receive objects from", peer, "objects")()
-    group: Any = given.get("group") or dist.group.WORLD
-    return int(group.ranks[peer])
+    return int(_group_of(given).ranks[peer])
 
 
 def _stages_with(given: Mapping[str, Any], peer: int) -> StageCalls:
-    group: Any = given.get("group") or dist.group.WORLD
-    if not group.stages.need([group.ranks[peer]]):
-        refuse_point_to_point()
-    return stage_calls(group)
+    group = _group_of(given)
+    group.stages.need([group.ranks[peer]])
+    return group.stages
+
+
+def _group_of(given: Mapping[str, Any]) -> Any:
+    return given.get("group") or dist.group.WORLD
 
 
 def _source(given: Mapping[str, Any], place: str = "src") -> int:
@@ -483,8 +484,7 @@ def _source(given: Mapping[str, Any], place: str = "src") -> int:
     of_world, of_group = given.get(place), given.get(f"group_{place}")
     if of_group is not None or of_world is None:
         return of_group or 0
-    group: Any = given.get("group") or dist.group.WORLD
-    return dist.get_group_rank(group, of_world)
+    return dist.get_group_rank(_group_of(given), of_world)
 
 
 def _is_source(given: Mapping[str, Any]) -> bool:
