@@ -209,7 +209,11 @@ def page(rows: list[dict[str, Any]], results: dict[str, Any]) -> str:
         refused = len(checked) - len(ended)
         lines += [
             f"\n`--sanitize`: {ended.count(0)} of {len(ended)} programs without a finding"
-            + (f"; {refused} do not run under it (it refuses compiled parts)." if refused else ".")
+            + (
+                f"; {refused} do not run under it (it refuses compiled parts and pipelines)."
+                if refused
+                else "."
+            )
         ]
     return "\n".join(lines) + "\n"
 

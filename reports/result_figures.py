@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter, methodcaller
-from statistics import median, quantiles
+from statistics import mean, median, quantiles
 
 from fsdpbench.reports.analysis.figures import CollectiveFigures, communication_dict
 from fsdpbench.reports.analysis.model import Analysis, RankAnalysis, late_dict
@@ -61,8 +61,10 @@ class Ran:
         return self.rate(getattr(self.first, name))
 
     def flops(self, kind: str) -> float | None:
-        """Return the FLOPs a second of a kind, in 10^12."""
-        return self.rate(self.first.flops_per_step.get(kind), 1e12)
+        """Return the FLOPs a second of a kind, in 10^12; of ranks that differ (stages of a pipeline) a mean
+        one's."""
+        known = [each.flops_per_step[kind] for each in self.records if kind in each.flops_per_step]
+        return self.rate(mean(known) if known else None, 1e12)
 
     def share_of_peak(self, kind: str) -> float | None:
         """Return the FLOPs a second of a kind over the peak of the compute dtype."""

@@ -96,18 +96,31 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
     placement = Placement(rank=0, world_size=config.gpus, local_rank=0)
     try:
         if config.script is not None:
-            from fsdpbench.script.rank import run_script
+            return _run_script(config, placement, folder)
+        from fsdpbench.engine.devices.sim import sharing_plans
+        from fsdpbench.engine.worker import run_rank
 
-            run_script(config, placement, folder)
-        else:
-            from fsdpbench.engine.devices.sim import sharing_plans
-            from fsdpbench.engine.worker import run_rank
-
-            with sharing_plans(shared):
-                run_rank(config, placement, folder)
+        with sharing_plans(shared):
+            run_rank(config, placement, folder)
     except Exception as error:
         traceback.print_exc()
         return Outcome(Status.ERROR, f"{type(error).__name__}: {error}".splitlines()[0], "stderr.log")
+    return outcome_of_records(read_records(folder), world_recorded=1)
+
+
+def _run_script(config: Config, placement: Placement, folder: Path) -> Outcome:
+    """Run a script as rank 0; if it has pipeline stages, again, as a rank of each."""
+    from fsdpbench.launch.stages import Standby
+    from fsdpbench.script.rank import NeedsRanksError, may_have_stages, run_script
+
+    standby = Standby(config, folder) if config.gpus > 1 and may_have_stages(config) else None
+    try:
+        run_script(config, placement, folder)
+    except NeedsRanksError as error:
+        assert standby is not None
+        return standby.run({0, *error.ranks})
+    if standby is not None:
+        standby.dismiss()
     return outcome_of_records(read_records(folder), world_recorded=1)
 
 

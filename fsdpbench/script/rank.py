@@ -15,7 +15,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.nn import init
 
-from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy
 
 # The real one: scripts may need it, and where cuda is mapped it cannot be imported.
@@ -49,6 +49,11 @@ from fsdpbench.script.rank_check.recording import Recorder, start_recording
 from fsdpbench.script.steps import MeasuredAllError, Optimizers, Steps
 from fsdpbench.script.variations import NoEffectError, Varied
 from fsdpbench.sim import Simulation
+from fsdpbench.sim.model.coupling import Exchange as Exchange
+from fsdpbench.sim.model.coupling import Link as Link
+from fsdpbench.sim.model.coupling import Member as Member
+from fsdpbench.sim.model.coupling import NeedsRanksError as NeedsRanksError
+from fsdpbench.sim.model.coupling import StageError
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.flops import FlopCount
 
@@ -56,13 +61,23 @@ _ENDED = {Status.OK: Ended.OK, Status.OOM: Ended.OOM, Status.ERROR: Ended.RAISED
 _MASTER = ("127.0.0.1", "29500")
 
 
-def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path | None = None) -> Status:
+def run_script(
+    config: Config,
+    placement: Placement,
+    folder: Path,
+    rank_0: Path | None = None,
+    *,
+    link: Link | None = None,
+    own: Path | None = None,
+) -> Status:
     """Run the script of `config` as this rank; leaves record and trace in `folder`. Never raises what the
     script raised: the record says it, and the traceback is on stderr.
 
-    With `check_ranks` it leaves its collectives too; `rank_0`: the folder of rank 0, which ran before."""
+    With `check_ranks` it leaves its collectives too; `rank_0`: the folder of rank 0, which ran before.
+    `link`: to the ranks of other pipeline stages; `own`: the folder of all else that this rank writes. Raises
+    `NeedsRanksError` where other stages are needed and do not run."""
     _set_environment(config, placement)
-    run = _Run(config, placement, folder, rank_0 or folder)
+    run = _Run(config, placement, folder, rank_0 or folder, own or folder, link)
     status, cause = run.execute()
     return run.conclude(status, cause)
 
@@ -70,7 +85,15 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
 class _Run:
     """A script's process. Made before the script starts, it puts in place all that the script will meet."""
 
-    def __init__(self, config: Config, placement: Placement, folder: Path, rank_0: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        placement: Placement,
+        folder: Path,
+        rank_0: Path,
+        own: Path,
+        link: Link | None,
+    ) -> None:
         assert config.script is not None
         self.source = config.script
         self.folder = folder
@@ -78,6 +101,10 @@ class _Run:
         self.device = SimDevice(config, placement)
         self.simulation = self.device.start()
         self.simulation.accelerator.flops = FlopCount()
+        self.link = link
+        if link is None and may_have_stages(config):
+            link = Link(placement.rank, [placement.rank])
+        self.simulation.couple(link)
         self.peaks = peaks = Peaks(self.simulation)
         self.requests = map_cuda(self.simulation)
         self.own_files = OwnFiles(self.source)
@@ -90,8 +117,11 @@ class _Run:
         if self.source.check_ranks:
             self.recorder = start_recording(self.simulation, folder, rank_0, self.own_files)
         trace, to_the_end = trace_path(folder, placement.rank), self.source.to_the_end
-        self.steps = Steps(self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end)
-        self.steps.slows_link &= not self.source.check_ranks  # whose steps are counted
+        measurement = config.measurement
+        if link is not None and self.link is not None:  # all stages end after the same step
+            measurement = replace(measurement, most_timed_steps=measurement.timed_steps)
+        self.steps = Steps(self.simulation, measurement, trace, peaks.take, to_the_end=to_the_end)
+        self.steps.slows_link &= not self.source.check_ranks and self.link is None  # whose steps are counted
         self._ends: list[float] = []
         self.simulation.accelerator.on_out_of_memory = self._out_of_memory
         self.optimizers = Optimizers(self.own_files)
@@ -99,7 +129,8 @@ class _Run:
         counted.on_step = self._step_ended
         self.optimizers.on_made = self.steps.begin
         keeps_all = self.source.keeps_files or placement.rank != 0  # what one rank writes, others do not find
-        self.files = ScriptFiles(folder, self.simulation.accelerator, keeps_all=keeps_all)
+        self.files = ScriptFiles(own, self.simulation.accelerator, keeps_all=keeps_all)
+        self.files.overlay.exempt(str(folder))
         self.files.install()
         self.host = HostPeak(self.steps)
         self.saves = Saves(self.steps)
@@ -113,7 +144,7 @@ class _Run:
         waits.step = lambda: self.steps.count
         variation = config.what_if.variation if config.what_if is not None else None
         self.varied = Varied(variation, waits, self.simulation) if variation else None
-        self.observed = Observed(self.own_files, waits, folder, self.simulation)
+        self.observed = Observed(self.own_files, waits, own, self.simulation)
 
     def _step_ended(self) -> None:
         """End a step, and say how far the script is to those who wait for it."""
@@ -121,7 +152,8 @@ class _Run:
         self.host.look("in training")
         done = len(self._ends)
         pace = f", {(self._ends[-1] - self._ends[0]) / (done - 1):.1f} s each" if done > 1 else ""
-        write_whole(self.folder / STEPS_FILE, f"{done} of {self.steps.wanted} steps{pace}")
+        if self.record.rank == 0 or self.recorder is not None:
+            write_whole(self.folder / STEPS_FILE, f"{done} of {self.steps.wanted} steps{pace}")
         self.steps.ended()
 
     def _saving(self, is_sharded: bool) -> None:
@@ -155,7 +187,13 @@ class _Run:
         (self.folder / STEPS_FILE).unlink(missing_ok=True)
         record.status, record.cause = status, cause
         record.redirected_files = self.files.settle()
-        steps.finish()
+        try:
+            steps.finish()
+        except StageError as error:  # the device never comes to its end: no time is known
+            if status is Status.OK:
+                record.status, record.cause = Status.ERROR, explained(error)
+            write_record(record, self.folder)
+            return record.status
         record.hardware = device.describe()
         record.unknown_operators = device.unknown_operators
         record.placeholder_decisions = self.decisions.to_list()
@@ -222,6 +260,8 @@ def _execute(
         return (Status.ERROR, cause) if cause else (Status.OK, None)
     except MeasuredAllError:
         return Status.OK, None
+    except NeedsRanksError:
+        raise
     except torch.OutOfMemoryError as error:
         traceback.print_exc()
         return Status.OOM, own_files.with_line(str(error).splitlines()[0], error)
@@ -242,6 +282,13 @@ def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisio
         reasons += optimizers.without_steps()
     reasons += decisions.in_words()
     return f"{'; '.join(reasons)}; at least 1 is needed, better 7. --steps-by names another way to count them"
+
+
+def may_have_stages(config: Config) -> bool:
+    """Return whether other ranks may run beside rank 0 where its script sends to them."""
+    assert config.script is not None
+    checked = config.sanitize or config.script.check_ranks or config.jitter is not None
+    return not checked and (config.what_if is None or config.what_if == WhatIf())
 
 
 def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:

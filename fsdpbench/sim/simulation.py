@@ -23,6 +23,7 @@ from fsdpbench.sim.model.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.model.allocator.conf import AllocatorCosts, conf_in
 from fsdpbench.sim.model.allocator.stats import HostStats
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
+from fsdpbench.sim.model.coupling import Link
 from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, of_slowest
@@ -169,6 +170,12 @@ class Simulation:
         store = dist.HashStore()
         store.set_timeout(datetime.timedelta(seconds=5))
         dist.init_process_group(BACKEND, store=store, rank=self.rank, world_size=self.world_size)
+
+    def couple(self, link: Link | None) -> None:
+        """Run beside the ranks of `link`, if there are others, or let the program ask for them."""
+        self.accelerator.link = link
+        if link is not None and len(link.ranks) > 1:
+            self.accelerator.timeline.couple(link)
 
     def end(self) -> None:
         """Undo the software profile's changes; safe to call twice."""

@@ -23,22 +23,32 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 LENGTH, VOCABULARY, SAMPLES = 512, 1024, 4
 parser = argparse.ArgumentParser()
 parser.add_argument("--tensor", type=int, default=2)
+parser.add_argument("--pipeline", type=int, default=1)
+parser.add_argument("--microbatches", type=int, default=1)
 parser.add_argument("--distributed-optimizer", action="store_true")
 given = parser.parse_args()
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.distributed.init_process_group("nccl")
-parallel_state.initialize_model_parallel(given.tensor, 1)
+parallel_state.initialize_model_parallel(given.tensor, given.pipeline)
 model_parallel_cuda_manual_seed(123)
 config = TransformerConfig(
     num_layers=4,
     hidden_size=512,
     num_attention_heads=8,
     tensor_model_parallel_size=given.tensor,
+    pipeline_model_parallel_size=given.pipeline,
     bf16=True,
     params_dtype=torch.bfloat16,
     pipeline_dtype=torch.bfloat16,
 )
-gpt = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=VOCABULARY, max_sequence_length=LENGTH).cuda()
+gpt = GPTModel(
+    config,
+    get_gpt_layer_local_spec(),
+    vocab_size=VOCABULARY,
+    max_sequence_length=LENGTH,
+    pre_process=parallel_state.is_pipeline_first_stage(),
+    post_process=parallel_state.is_pipeline_last_stage(),
+).cuda()
 overlapped = given.distributed_optimizer
 reduction = DistributedDataParallelConfig(
     overlap_grad_reduce=overlapped, overlap_param_gather=overlapped, use_distributed_optimizer=overlapped
@@ -81,7 +91,7 @@ for _ in range(12):
         forward_step_func=forward_step,
         data_iterator=data,
         model=model,
-        num_microbatches=1,
+        num_microbatches=given.microbatches,
         seq_length=LENGTH,
         micro_batch_size=SAMPLES,
         decoder_seq_length=LENGTH,

@@ -162,6 +162,9 @@ def _advice(config: Config, result: Result) -> tuple[dict[str, object], str] | N
     if not result.step_time_s:
         tell("no advice: the script has no figures that variants could be compared with")
         return None
+    if len(result.traces or ()) > 1:
+        tell("no advice: variants of a pipeline are not simulated; compare runs with other arguments instead")
+        return None
     found = advise_script(config, result.to_dict(), jobs_for("sim"), tell)
     return {"advice": as_dict(found)}, describe_advice(found)
 

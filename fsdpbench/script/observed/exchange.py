@@ -78,19 +78,21 @@ class Exchange:
 
     def covers(self, reductions: Iterable[Ranks], rank: int, world: int) -> bool:
         """Return whether reductions over these groups of `rank` one after another, and over like groups of
-        the other ranks, together reduce over all `world` ranks."""
+        the other ranks, together reduce over all `world` ranks, or all of one pipeline stage."""
+        link = self._accelerator.link
+        stage = {each for each in range(world) if link is None or link.represents(each) == rank}
         reached = {rank}
         for ranks in {*reductions, *self.everywhere}:
             if len(ranks) >= world:
                 return True
             reached = {each + other - rank for each in reached for other in ranks}
-        return len(reached & set(range(world))) >= world
+        return stage <= reached
 
     def _around_collective(
         self, original: Callable[..., Any], group: SimProcessGroup, what: Collective
     ) -> Any:
         made = original(group, what)
-        if self.active and len(group.ranks) > 1 and not torch.compiler.is_compiling():
+        if self.active and len(group.ranks) > 1 and not what.arrivals and not torch.compiler.is_compiling():
             self._mark_collective(what.kind, group.ranks, what.inputs, what.outputs)
         return made
 

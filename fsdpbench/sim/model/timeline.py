@@ -20,13 +20,16 @@ All times are integer nanoseconds. Equal times are settled in the order of the s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 NEVER = 1 << 62
 UNSETTLED = -1
+OUTSIDE = -1
+"""Stream of a marker that other ranks reach too."""
 DEFAULT_STREAM = 0
 # The driver holds about this many launches of a stream; the next blocks the CPU until one has started.
 LAUNCH_QUEUE_DEPTH = 1024
@@ -59,6 +62,36 @@ class Marker:
         self.stream = stream
         self.time = UNSETTLED
         self.waiters: list[_Queue] | None = None
+
+
+class Meeting(Marker):
+    """A point that is passed when other ranks are there too: this one `since`, the last just before `at`.
+
+    `arrivals`: what this rank brings, a `coupling.Arrival` with a `key` each; `payloads`, by key and rank,
+    what all have brought. `left`: how many of them are not over yet.
+    """
+
+    __slots__ = ("arrivals", "at", "left", "payloads", "since")
+
+    def __init__(self, arrivals: Collection[Any]) -> None:
+        super().__init__(OUTSIDE)
+        self.arrivals = arrivals
+        self.left = len(arrivals)
+        self.at = self.since = 0
+        self.payloads: dict[Any, dict[int, Any]] = {}
+
+
+class Link(Protocol):
+    """The other ranks, as `coupling.Link` has them."""
+
+    bound: int
+
+    @property
+    def waits(self) -> bool: ...
+
+    def arrive(self, meeting: Meeting, next_ns: int) -> None: ...
+
+    def hear(self, next_ns: int) -> list[Meeting]: ...
 
 
 class _Queue:
@@ -133,6 +166,9 @@ class Timeline:
         self._contention = contention or Contention()
         self._queues: list[_Queue] = []
         self._next_change = NEVER
+        self._link: Link | None = None
+        self._reached: list[Meeting] = []  # by a stream, which waits there, since the last look
+        self._over: list[Meeting] = []  # still to be passed, by time
         self.launched_ns = [0, 0, 0]  # of each kind that takes time, alone
         # Number of streams that run each kind of work now, the traffic of their collectives, and the
         # slow-down of computation (thousandths) that follows from it.
@@ -231,6 +267,10 @@ class Timeline:
         queue = self._queues[stream]
         while len(queue.items) >= self.queue_depth:
             change = self._next_change
+            if self._link is not None:
+                change = min(self._next_over, *(each.change_at for each in self._queues))
+                if self._hear(self._link, change):
+                    continue
             if change == NEVER:
                 raise RuntimeError(f"deadlock: the launch queue of stream {stream} is full and never moves")
             self._settle(change)
@@ -250,12 +290,79 @@ class Timeline:
                 elif change < horizon:
                     horizon = change
             self._next_change = first
-            if changing is None or first > limit or (until is not None and until.time != UNSETTLED):
+            if changing is None or first > limit or self._reached:
+                return
+            if until is not None and until.time != UNSETTLED:
                 return
             if changing.running is None:
                 self._start(changing)
             else:
                 self._finish(changing, min(horizon, limit), until)
+
+    def couple(self, link: Link) -> None:
+        """Share one simulated time with the ranks behind `link` from now on."""
+        self._link = link
+        # Instead of a question in each call: ranks alone pay nothing.
+        self._settle = partial(self._settle_coupled, link)  # type: ignore[method-assign]
+
+    def meet(self, meeting: Meeting) -> None:
+        """Block the CPU until all ranks of a `Meeting` are there."""
+        assert self._link is not None
+        meeting.since = self.cpu
+        self._link.arrive(meeting, min(self._next_change, self.cpu))
+        Timeline.wait_for(self, meeting)
+
+    def catch_up(self) -> None:
+        """Settle all that the device does before the CPU's present moment."""
+        self._settle(self.cpu)
+
+    def _settle_coupled(self, link: Link, limit: int, until: Marker | None = None) -> None:
+        """Settle as `_settle`, but nothing later than what other ranks may still change."""
+        while True:
+            self._tell(link, limit)
+            known = min(limit, link.bound) if link.waits else limit
+            Timeline._settle(self, min(known, self._next_over - 1), until)
+            if self._reached:
+                continue
+            if until is not None and until.time != UNSETTLED:
+                break
+            if self._over and self._next_over <= known:
+                self._pass(self._over.pop(0))
+            elif not link.waits or known == limit != NEVER:
+                break
+            else:
+                self._hear(link, min(self._next_change, self._next_over, limit))
+        if link.waits:  # beyond, other ranks may change something
+            self._next_change = min(self._next_change, min(limit, link.bound) + 1)
+        self._next_change = min(self._next_change, self._next_over)
+
+    @property
+    def _next_over(self) -> int:
+        """The end of the next meeting that is known to be over."""
+        return self._over[0].at if self._over else NEVER
+
+    def _pass(self, meeting: Meeting) -> None:
+        """Let what waits for a meeting continue."""
+        meeting.time = meeting.at
+        for queue in meeting.waiters or ():
+            self._reach_head(queue)
+        meeting.waiters = None
+
+    def _tell(self, link: Link, limit: int) -> None:
+        """Tell the other ranks where this one has arrived; its CPU does nothing before `limit`."""
+        reached, self._reached = self._reached, []
+        for meeting in reached:
+            link.arrive(meeting, min(self._next_change, limit))
+
+    def _hear(self, link: Link, change: int) -> bool:
+        """Let other ranks come to the time `change` of the next one here, or end meetings; return whether
+        either was still to happen."""
+        self._tell(link, change)
+        if not link.waits or (link.bound >= change and change != NEVER):
+            return False
+        # Not passed before their time: what is queued there must not depend on which rank is faster.
+        self._over = sorted([*self._over, *link.hear(change)], key=lambda each: each.at)
+        return True
 
     def _start(self, queue: _Queue) -> None:
         """Begin the work at the head of a queue, at its ``change_at``."""
@@ -329,6 +436,10 @@ class Timeline:
                     if marker.waiters is None:
                         marker.waiters = []
                     marker.waiters.append(queue)
+                    if marker.stream == OUTSIDE:
+                        marker.since = max(queue.free_at, launched_at)
+                        self._next_change = min(self._next_change, marker.since)
+                        self._reached.append(marker)
                     break
                 items.popleft()
                 if work is _WAIT:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.sim.model.profile import HardwareProfile
-from fsdpbench.sim.model.timeline import DEFAULT_STREAM
+from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Meeting
 from fsdpbench.sim.model.trace_writer import (
     NAMES,
     CudaSync,
@@ -210,9 +210,13 @@ class CollectiveRecord:
     ranks: Sequence[int]
     launch_start_ns: int
     launch_end_ns: int
+    meeting: Meeting | None = None
+    """Of ranks that run too: the kernel waits for them since this rank has arrived."""
 
     def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
         """Add the collective to a trace, now that its times are known; `ValueError` for an unknown kind."""
+        if self.meeting is not None:
+            start_ns = self.meeting.since
         name = _kernel_of(self.kind, self.dtype)
         args = {
             "Collective name": _KINDS[self.kind][1],

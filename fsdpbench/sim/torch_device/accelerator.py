@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from fsdpbench.sim.model.allocator import CachingAllocator
     from fsdpbench.sim.model.allocator.types import AllocatorEvent, AllocatorListener
+    from fsdpbench.sim.model.coupling import Link
     from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
     from fsdpbench.sim.model.network import Network
     from fsdpbench.sim.model.trace_recorder import TraceRecorder
@@ -56,7 +57,8 @@ class Accelerator:
     tensors of the host hold data without values. `host_kind`: the type by which a script follows those.
 
     `graph_pool`: while a captured graph runs, the stream whose memory is its private pool. `shared_plans`:
-    plans of other processes; outlives a run. `sanitizer` follows every use of memory, `account` its holders;
+    plans of other processes; outlives a run. `link`: to the ranks of other pipeline stages; None where these
+    cannot run. `sanitizer` follows every use of memory, `account` its holders;
     None unless requested.
     """
 
@@ -87,6 +89,7 @@ class Accelerator:
         self.unknown_ns: dict[str, int] = {}
         self.flops: FlopCount | None = None
         self.jitter: Lateness | None = None
+        self.link: Link | None = None
         self.known_values = 0
         self.follows_numbers = False
         self.copied_to_host = False
@@ -106,7 +109,7 @@ class Accelerator:
         self.streams, self.process_groups, self.unknown_operators = {}, [], {}
         self.unknown_ns = {}
         self.trace = self.graph_pool = self.flops = None
-        self.on_out_of_memory = self.on_value = None
+        self.on_out_of_memory = self.on_value = self.link = None
         self.follows_numbers = False
         self.operators_launched = self.bytes_traced = self.between_nodes_ns = 0
         self.between_nodes_since = None

@@ -114,7 +114,7 @@ def test_before_2_8_collectives_leave_the_current_stream_and_record_their_tensor
     held = torch.sim.memory_stats()
     assert held["allocated_bytes.all.current"] == 0
     assert held["active_bytes.all.current"] == (512 + 64) * MIB
-    assert [group._own_stream is None for group in ACCELERATOR.process_groups] == [False]
+    assert [group._lane.stream is None for group in ACCELERATOR.process_groups] == [False]
     sim.synchronize()
     empty(1)
     assert torch.sim.memory_stats()["active_bytes.all.current"] == 0

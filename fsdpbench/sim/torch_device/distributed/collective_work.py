@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,9 +31,13 @@ class CollectiveWork(Work):
         self.held = list(tensors)
         self.results = list(tensors)
         self._blocks_cpu = blocks_cpu
+        self.before_wait: Callable[[], None] | None = None
 
     def wait(self, timeout: Any = None) -> bool:
         """Make the current stream wait for the collective (a barrier blocks the CPU)."""
+        before, self.before_wait = self.before_wait, None
+        if before is not None:
+            before()
         if self.marker is not None:
             timeline = self._accelerator.timeline
             timeline.cpu += self._accelerator.cpu_costs.event_ns

@@ -11,26 +11,30 @@ reused. Tensors of a work that is dropped without `wait()` are held until the de
 Before 2.8 all ran on the group's own stream, and kept their tensors by `record_stream`:
 `Accelerator.collectives_on_own_streams` (`collectives.own_streams` of a software profile).
 
-Only the own rank is simulated; the others arrive at the same time.
+The other ranks arrive at the same time, except those of other pipeline stages, which run (`stages`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Work
 
-from fsdpbench.sim.model.timeline import Marker, Timeline
+from fsdpbench.sim.model.coupling import Arrival
+from fsdpbench.sim.model.timeline import Marker, Meeting, Timeline
 from fsdpbench.sim.model.timeline import Work as WorkKind
 from fsdpbench.sim.model.trace_recorder import CollectiveRecord, KernelRecord
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveWork
-from fsdpbench.sim.torch_device.distributed.refusals import refuse_strided, refuse_unlike_neighbours
+from fsdpbench.sim.torch_device.distributed.refusals import are_like_neighbours, refuse_strided
+from fsdpbench.sim.torch_device.distributed.stages import StageCalls
 from fsdpbench.sim.torch_device.distributed.symmetric import gathers_by_copy_engines
 from fsdpbench.sim.torch_device.operators.known_values import fill_on_host, follow_collective
 from fsdpbench.sim.torch_device.operators.plans import inputs_text
@@ -120,6 +124,14 @@ def as_range(ranks: Sequence[int]) -> Sequence[int]:
     return candidate if list(candidate) == list(ranks) else tuple(ranks)
 
 
+@dataclass
+class Lane:
+    """NCCL's communicator of a group, or of two of its ranks: its stream, and the end of its last kernel."""
+
+    stream: int | None = None
+    last: Marker | None = None
+
+
 class Collective(NamedTuple):
     """One collective, or `members` of them as one group; `nbytes` as `Network.collective_ns` counts them."""
 
@@ -130,6 +142,16 @@ class Collective(NamedTuple):
     opts: Any = None
     members: int = 1
     parts: Sequence[Collective] = ()
+    arrivals: Sequence[Arrival] = ()
+    """Where ranks of other stages meet it."""
+    ranks: Sequence[int] = ()
+    """Those of a message, not all of the group."""
+    lane: Lane | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Return those of a message, in either direction."""
+        return [*self.inputs, *self.outputs]
 
 
 class Communicator(Membership):
@@ -146,8 +168,9 @@ class Communicator(Membership):
     ) -> None:
         super().__init__(rank, size, ranks, name)
         self._accelerator = accelerator
-        self._own_stream: int | None = None
-        self._last: Marker | None = None
+        self._lane = Lane()
+        self._lanes_of_pairs: defaultdict[int, Lane] = defaultdict(Lane)
+        self.stages = StageCalls(accelerator, self._ranks, self._key)
         # Tensors of works that may be dropped before they are waited for.
         self._shelves: deque[tuple[Marker, list[torch.Tensor]]] = deque()
         self._accelerator.process_groups.append(self)
@@ -183,7 +206,11 @@ class Communicator(Membership):
             sent, received = (
                 [(call.opts, call.nbytes) for call in calls if call.kind == each] for each in ("send", "recv")
             )
-            refuse_unlike_neighbours(sent, received, self._rank_in_group, self._group_size)
+            peers = {self._ranks[call.opts] for call in calls}
+            unlike = not are_like_neighbours(sent, received, self._rank_in_group, self._group_size)
+            if unlike or peers.intersection(self.stages.members):
+                self.stages.need(sorted(peers))
+                return self.exchange(calls)
             kind, members, nbytes = "send_recv", len(sent), nbytes // 2
         return self.call(Collective(kind, nbytes, inputs, outputs, members=members, parts=calls))
 
@@ -195,9 +222,32 @@ class Communicator(Membership):
             return _Queued()
         return self.run(what)
 
+    def exchange(self, calls: Sequence[Collective], peer: int | None = None, tag: int = 0) -> Work:
+        """Run messages with ranks of other stages: a batch of them, or one with `peer` alone (and its `tag`,
+        which those of the host have)."""
+        stages, network = self.stages, self._accelerator.network
+        inputs = [tensor for call in calls for tensor in call.inputs]
+        outputs = [tensor for call in calls for tensor in call.outputs]
+        if any(tensor.is_cpu for tensor in (*inputs, *outputs)):
+            return stages.on_host_between([(call.kind, call.opts, call.tensors[0]) for call in calls], tag)
+        lane, name = (self._lane, "batch") if peer is None else (self._lanes_of_pairs[peer], "pair")
+        arrivals = [stages.message(call.kind, call.tensors, call.opts, name) for call in calls]
+        nbytes = max(sum(call.nbytes for call in calls if call.kind == way) for way in ("send", "recv"))
+        pairs = [(self._ranks[self._rank_in_group], self._ranks[call.opts]) for call in calls]
+        slowest = max(pairs, key=lambda pair: network.collective_ns("send_recv", nbytes, pair))
+        made = self.run(
+            Collective("send_recv", nbytes, inputs, outputs, None, len(calls), (), arrivals, slowest, lane)
+        )
+        for call, arrival in zip(calls, arrivals, strict=True):
+            stages.show(arrival, call.inputs, call.outputs)
+        received = [(arrival, call.outputs) for call, arrival in zip(calls, arrivals, strict=True)]
+        made.before_wait = partial(stages.receive, [each for each in received if each[1]])
+        return made
+
     def run(self, what: Collective) -> CollectiveWork:
         """Queue one collective on a stream; a barrier blocks the CPU too."""
-        kind, _, inputs, outputs, opts, members, _ = what
+        kind, _, inputs, outputs, opts, members = what[:6]
+        lane = what.lane or self._lane
         accelerator = self._accelerator
         timeline = accelerator.timeline
         if accelerator.backward.is_active:
@@ -208,25 +258,30 @@ class Communicator(Membership):
         start = timeline.cpu
         timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * MEMBER_CPU_NS
         if any(not is_on_device(tensor) for tensor in outputs):  # as through gloo: no device time
-            self._follow(what, fill_on_host)
+            if not self.stages.on_host(what):
+                self._follow(what, fill_on_host)
             return CollectiveWork(accelerator, None, outputs)
+        shared = None if what.arrivals else self.stages.collective(kind, inputs)
         own, asynchronous = accelerator.collectives_on_own_streams, _is_asynchronous(opts)
-        stream = self._stream_behind_current() if own or asynchronous else accelerator.stream
+        stream = self._stream_behind_current(lane) if own or asynchronous else accelerator.stream
         if accelerator.sanitizer is not None:
             awaited = own or asynchronous
             accelerator.sanitizer.collective(stream, kind, inputs, outputs, awaited=awaited, group=self._name)
         if accelerator.account is not None:
             accelerator.account.collective(kind, inputs, outputs)
         text = "" if accelerator.trace is None else _inputs_of(kind, inputs, outputs, opts)
-        self._queue(stream, what, start, text)
-        if accelerator.known_values:
+        self._queue(stream, what if shared is None else what._replace(arrivals=[shared]), start, text, lane)
+        if accelerator.known_values and not what.arrivals and shared is None:
             self._follow(what, follow_collective)
         if own:
             for tensor in (*inputs, *outputs):
                 use_on_stream(tensor, stream)
         shelved = asynchronous and not own
         held = [*outputs, *inputs] if shelved else outputs
-        work = CollectiveWork(accelerator, self._last, held, blocks_cpu=kind == "barrier")
+        work = CollectiveWork(accelerator, lane.last, held, blocks_cpu=kind == "barrier")
+        if shared is not None and inputs:
+            self.stages.show(shared, inputs, outputs)
+            work.before_wait = partial(self.stages.share, shared, what)
         if shelved:
             self._shelve(work)
         return work
@@ -247,44 +302,51 @@ class Communicator(Membership):
         if work.marker is not None:
             shelves.append((work.marker, work.held))
 
-    def _stream_behind_current(self) -> int:
-        """Return the group's own stream, made to wait for the current stream's work."""
+    def _stream_behind_current(self, lane: Lane) -> int:
+        """Return the lane's own stream, made to wait for the current stream's work."""
         accelerator, timeline = self._accelerator, self._accelerator.timeline
-        if self._own_stream is None:
-            self._own_stream = timeline.add_stream()
+        if lane.stream is None:
+            lane.stream = timeline.add_stream()
             if accelerator.sanitizer is not None:
-                accelerator.sanitizer.stream_made(self._own_stream, f"of collectives, group {self._name}")
-        timeline.make_wait(self._own_stream, timeline.record(accelerator.stream))
-        return self._own_stream
+                accelerator.sanitizer.stream_made(lane.stream, f"of collectives, group {self._name}")
+        timeline.make_wait(lane.stream, timeline.record(accelerator.stream))
+        return lane.stream
 
-    def _queue(self, stream: int, what: Collective, start: int, text: str) -> None:
-        kind, nbytes, inputs, outputs, _, members, _ = what
-        accelerator = self._accelerator
+    def _key(self) -> tuple[object, ...]:
+        """Return what identifies the group on all of its ranks: they make groups in the same order."""
+        alike = [each for each in self._accelerator.process_groups if each.ranks == self._ranks]
+        return repr(self._ranks), alike.index(self)
+
+    def _queue(self, stream: int, what: Collective, start: int, text: str, lane: Lane) -> None:
+        kind, nbytes, inputs, outputs, _, members = what[:6]
+        accelerator, ranks = self._accelerator, what.ranks or self._ranks
         timeline = accelerator.timeline
-        if self._last is not None:
-            timeline.take_turns(stream, self._last)
-        uneven = _is_uneven(inputs, outputs)
-        duration = accelerator.network.collective_ns(kind, nbytes, self._ranks, uneven=uneven)
+        if lane.last is not None:
+            timeline.take_turns(stream, lane.last)
+        uneven = not what.ranks and _is_uneven(inputs, outputs)
+        duration = accelerator.network.collective_ns(kind, nbytes, ranks, uneven=uneven)
         duration += (members - 1) * MEMBER_NS
         if accelerator.jitter is not None:
             duration += accelerator.jitter.lateness_ns(self._group_size)
-        if accelerator.network.nodes_of(self._ranks) > 1:
+        if accelerator.network.nodes_of(ranks) > 1:
             accelerator.between_nodes_ns += duration
             accelerator.between_nodes_since = accelerator.between_nodes_since or start
-        payload = None
+        payload, meeting = None, Meeting(what.arrivals) if what.arrivals else None
         if accelerator.trace is not None:
             launched = timeline.cpu
             dtype = scalar_type(outputs[0]) if outputs else "Float"
             taken, made = (sum(tensor.numel() for tensor in tensors) for tensors in (inputs, outputs))
-            group = self._name, self._description, self._ranks
+            group = self._name, self._description, ranks
             launching = launched - accelerator.cpu_costs.launch_ns
-            payload = CollectiveRecord(kind, dtype, taken, made, *group, launching, launched)
+            payload = CollectiveRecord(kind, dtype, taken, made, *group, launching, launched, meeting)
             accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched, text)
-        traffic = accelerator.network.traffic_permille(kind, nbytes, self._ranks, uneven=uneven)
-        by_copy_engines = gathers_by_copy_engines(kind, outputs, self._ranks, accelerator.network)
+        traffic = accelerator.network.traffic_permille(kind, nbytes, ranks, uneven=uneven)
+        by_copy_engines = gathers_by_copy_engines(kind, outputs, ranks, accelerator.network)
         work = WorkKind.COPY if by_copy_engines else WorkKind.COLLECTIVE
+        if meeting is not None:
+            Timeline.make_wait(timeline, stream, meeting)
         timeline.launch(stream, work, duration, payload, traffic)
-        self._last = timeline.record(stream)
+        lane.last = timeline.record(stream)
 
     def run_list(
         self,
@@ -307,9 +369,9 @@ class Communicator(Membership):
             return work
         if kind == "all_gather":
             own = accelerator.collectives_on_own_streams or _is_asynchronous(opts)
-            stream = self._own_stream if own and self._own_stream is not None else accelerator.stream
+            stream = self._lane.stream if own and self._lane.stream is not None else accelerator.stream
             _launch_copy(accelerator, stream, nbytes)
-            work.marker = self._last = accelerator.timeline.record(stream)
+            work.marker = self._lane.last = accelerator.timeline.record(stream)
             work.results = [flat]  # what NCCL's future has, too
         work.held.append(flat)
         return work

@@ -18,6 +18,7 @@ from fsdpbench.base.torch_internals import Backend_plugins
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.torch_device.distributed import refusals
 from fsdpbench.sim.torch_device.distributed.communicator import Collective, Communicator, total_bytes
+from fsdpbench.sim.torch_device.strict.words import error_text
 
 BACKEND = "sim"
 
@@ -150,13 +151,20 @@ class SimProcessGroup(Communicator):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0, kind: str = "send") -> Work:
-        """Send to a rank, or receive, in a batch. Raises `NotImplementedError` outside of one."""
-        if self._coalesced is None:
-            refusals.refuse_point_to_point()
+        """Send to a rank, or receive. Raises `NotImplementedError` outside of a batch without other ranks."""
         given, taken = (tensors, []) if kind == "send" else ([], tensors)
-        return self.call(Collective(kind, total_bytes(*tensors), given, taken, rank))
+        what = Collective(kind, total_bytes(*tensors), given, taken, rank)
+        if self._coalesced is not None:
+            return self.call(what)
+        self.refuse(tensors)
+        self.stages.need([self.ranks[rank]])
+        return self.exchange([what], rank, tag)
 
     recv = functools.partialmethod(send, kind="recv")
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
+        """Raise `NotImplementedError`: it depends on the run, which rank is first."""
+        raise NotImplementedError(error_text("refusals.any_source"))
 
 
 def register_backend() -> None:

@@ -78,15 +78,14 @@ def refuse_point_to_point() -> NoReturn:
     raise NotImplementedError(error_text("refusals.send"))
 
 
-def refuse_unlike_neighbours(
+def are_like_neighbours(
     sent: Sequence[tuple[int, int]], received: Sequence[tuple[int, int]], rank: int, ranks: int
-) -> None:
-    """Raise unless all ranks can call as this one: the rank k behind sends it what it sends to the one k
+) -> bool:
+    """Return whether all ranks can call as this one: the rank k behind sends it what it sends to the one k
     ahead, or those that it sends to send as much back. Of each message: the other rank, bytes."""
     ahead = sorted(((other - rank) % ranks, nbytes) for other, nbytes in sent)
     behind = sorted(((rank - other) % ranks, nbytes) for other, nbytes in received)
-    if ahead != behind and sorted(sent) != sorted(received):
-        refuse_point_to_point()
+    return ahead == behind or sorted(sent) == sorted(received)
 
 
 def refuse_root(opts: Any, ranks: int, name: str) -> None:

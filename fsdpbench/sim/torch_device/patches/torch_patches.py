@@ -55,6 +55,7 @@ from fsdpbench.base.torch_internals import RecordFunctionFast, expect, patch, pr
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
+from fsdpbench.sim.torch_device.distributed.stages import StageCalls
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
 from fsdpbench.sim.torch_device.operators.known_values import learn_from_host
@@ -402,23 +403,24 @@ def _replace_collectives_of_objects() -> None:
         ("gather_object", _all_alike),
         ("broadcast_object_list", _as_if_sent),
         ("scatter_object_list", _first_for_this_rank),
+        ("send_object_list", _to_another),
+        ("recv_object_list", _from_another),
     ):
         replacement = in_simulated_groups(expect(dist, name), deliver)
         for module in (dist, dist.distributed_c10d):
             replace(module, **{name: replacement})
 
 
-def in_simulated_groups(original: Callable[..., None], call: Callable[[Mapping[str, Any]], None]) -> Any:
+def in_simulated_groups(original: Callable[..., Any], call: Callable[[Mapping[str, Any]], Any]) -> Any:
     """Return a collective that is `call` of its arguments by name, if its group is simulated."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def collective(*args: Any, **kwargs: Any) -> None:
+    def collective(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        if isinstance(given.get("group") or dist.group.WORLD, SimProcessGroup):
-            call(given)
-        else:
-            original(*args, **kwargs)
+        if isinstance(_group_of(given), SimProcessGroup):
+            return call(given)
+        return original(*args, **kwargs)
 
     return collective
 
@@ -426,7 +428,10 @@ def in_simulated_groups(original: Callable[..., None], call: Callable[[Mapping[s
 def _all_alike(given: Mapping[str, Any]) -> None:
     """Gather this rank's object from all ranks."""
     gathered = given.get("object_list", given.get("object_gather_list"))
-    if gathered is not None:
+    objects = _group_of(given).stages.objects(given["obj"])
+    if objects is not None and gathered is not None:
+        gathered[:] = objects
+    elif gathered is not None:
         gathered[:] = [given["obj"]] * len(gathered)
         if len(gathered) > 1:
             ACCELERATOR.guess("object", f"all {len(gathered)} ranks' objects are this rank's")
@@ -434,23 +439,56 @@ def _all_alike(given: Mapping[str, Any]) -> None:
 
 def _as_if_sent(given: Mapping[str, Any]) -> None:
     """Leave the objects as they are: this rank sends them, or another one is assumed to send the same."""
-    if not _is_source(given):
+    objects = _group_of(given).stages.objects(given["object_list"])
+    if objects is not None:
+        given["object_list"][:] = objects[_source(given)]
+    elif not _is_source(given):
         ACCELERATOR.guess("object", "another rank's objects are this rank's")
 
 
 def _first_for_this_rank(given: Mapping[str, Any]) -> None:
     scattered = given.get("scatter_object_input_list")
-    if scattered and _is_source(given):
+    objects = _group_of(given).stages.objects(scattered)
+    if objects is not None:
+        given["scatter_object_output_list"][0] = objects[_source(given)][dist.get_rank(given.get("group"))]
+    elif scattered and _is_source(given):
         given["scatter_object_output_list"][0] = scattered[0]
     elif dist.get_rank() == 0:  # others receive from it, where ranks are compared
         raise NotImplementedError("scatter_object_list from another rank: only rank 0 runs, others have none")
 
 
+def _to_another(given: Mapping[str, Any]) -> None:
+    """Send objects to a rank of another stage, which gets them as they are."""
+    peer = _source(given, "dst")
+    _stages_with(given, peer).send("send objects to", peer, "objects", given["object_list"])
+
+
+def _from_another(given: Mapping[str, Any]) -> int:
+    peer = _source(given)
+    given["object_list"][:] = _stages_with(given, peer).take("receive objects from", peer, "objects")()
+    return int(_group_of(given).ranks[peer])
+
+
+def _stages_with(given: Mapping[str, Any], peer: int) -> StageCalls:
+    group = _group_of(given)
+    group.stages.need([group.ranks[peer]])
+    return group.stages
+
+
+def _group_of(given: Mapping[str, Any]) -> Any:
+    return given.get("group") or dist.group.WORLD
+
+
+def _source(given: Mapping[str, Any], place: str = "src") -> int:
+    """Return the rank in the group of the one at the other end of a collective of objects, by default 0."""
+    of_world, of_group = given.get(place), given.get(f"group_{place}")
+    if of_group is not None or of_world is None:
+        return of_group or 0
+    return dist.get_group_rank(_group_of(given), of_world)
+
+
 def _is_source(given: Mapping[str, Any]) -> bool:
-    of_group = given.get("group_src")
-    source = given.get("src", 0) if of_group is None else of_group
-    rank = dist.get_rank(None if of_group is None else given.get("group"))
-    return (0 if source is None else source) == rank
+    return _source(given) == dist.get_rank(given.get("group"))
 
 
 def _others_are_simulated() -> bool:
