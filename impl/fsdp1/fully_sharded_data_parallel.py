@@ -35,7 +35,7 @@ from .gradients import HookFunction, clip_grad_norm, comm_hook
 from .parameter_names import has_flat_shards
 from .process_groups import HYBRID, given_or_by_node, group_of, groups_of_strategy
 from .settings import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy, TrainingState, by_name
-from .state_dict.methods import StateDictMethods
+from .state_dict.methods import StateDictMethods, serve_checkpoint_functions
 from .state_dict.recursion import WrapperStates
 from .summon import ShownUnit
 from .wrap import ModulePolicy, PolicyFunction
@@ -95,6 +95,7 @@ class FullyShardedDataParallel(StateDictMethods):
         forward_prefetch_depth: int | None = None,
     ) -> None:
         super().__init__()
+        serve_checkpoint_functions()
         asked = ShardingStrategy.FULL_SHARD if sharding_strategy is None else sharding_strategy
         strategy = by_name(ShardingStrategy, asked)
         if backward_prefetch is not None:

@@ -7,7 +7,8 @@ The work is in ``recursion.py``, ``state_values.py`` and the ``optim_*.py`` file
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.optim.optimizer import StateDict
 
 from ...shared import error_text
+from ..process_groups import HYBRID
 from ..settings import OptimStateDictConfig, StateDictConfig, StateDictSettings, StateDictType
 from .optim_load import state_to_load
 from .optim_parameters import LoadFrom, OptimInput, OptimStateKeyType, goes_by_name, keyed_parameters, rekey
@@ -256,3 +258,44 @@ def _wrappers(module: nn.Module, call: str) -> list[WrapperStates]:
     if not found:
         raise ValueError(error_text("methods.no_wrapper", call, type(module).__name__))
     return found
+
+
+# -- torch.distributed.checkpoint.state_dict -----------------------------------------------------------------
+
+
+class _EitherWrapper:
+    """Stands in those functions for torch's class, by which they find wrappers; finds ours too."""
+
+    def __init__(self, torchs: Any) -> None:
+        self._torchs = torchs
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, (StateDictMethods, self._torchs))
+
+    def fsdp_modules(self, model: nn.Module) -> list[Any]:
+        ours = [each for each in model.modules() if isinstance(each, StateDictMethods)]
+        return ours or self._torchs.fsdp_modules(model)
+
+    def state_dict_type(self, module: nn.Module, **kinds: Any) -> AbstractContextManager[Any]:
+        return self._class_of(module).state_dict_type(module, **kinds)
+
+    def optim_state_dict(self, model: nn.Module, *args: Any, **kwargs: Any) -> StateDict:
+        return self._class_of(model).optim_state_dict(model, *args, **kwargs)
+
+    def optim_state_dict_to_load(self, model: nn.Module, *args: Any, **kwargs: Any) -> StateDict:
+        return self._class_of(model).optim_state_dict_to_load(model, *args, **kwargs)
+
+    def _class_of(self, model: nn.Module) -> Any:
+        return type(self.fsdp_modules(model)[0])
+
+
+@cache
+def serve_checkpoint_functions() -> None:
+    """Let ``get_state_dict``, ``set_state_dict`` and their kind find our wrappers as they find torch's."""
+    from torch.distributed.checkpoint import state_dict
+
+    functions: Any = state_dict
+    find_torchs = functions._get_module_fsdp_state_if_fully_sharded_module
+    functions.FSDP = _EitherWrapper(functions.FSDP)
+    functions.HYBRID_SHARDING_STRATEGIES = [*functions.HYBRID_SHARDING_STRATEGIES, *HYBRID]
+    functions._get_module_fsdp_state_if_fully_sharded_module = lambda each: states_of(each) or find_torchs(each)

@@ -114,11 +114,10 @@ class LoadedUnit:
         whole: list[tuple[int, torch.Tensor]] = []
         rows: dict[int, torch.Tensor] = {}
         for index, names in enumerate(self._named.names):
-            for name in names:
-                if name not in state_dict:
-                    continue
+            given = [name for name in names if name in state_dict]
+            found.extend(map(plain_name, given and names[:1]))  # one of the names of a tied weight will do
+            for name in given:
                 value = state_dict[name]
-                found.append(plain_name(name))
                 if not self._fits(name, value, segments[index].shape):
                     continue
                 if is_sharded(value):
