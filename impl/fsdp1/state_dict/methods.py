@@ -7,7 +7,7 @@ The work is in ``recursion.py``, ``state_values.py`` and the ``optim_*.py`` file
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch.distributed import ProcessGroup
 from torch.optim.optimizer import StateDict
 
 from ...shared import error_text
-from ..process_groups import HYBRID
 from ..settings import OptimStateDictConfig, StateDictConfig, StateDictSettings, StateDictType
 from .optim_load import state_to_load
 from .optim_parameters import LoadFrom, OptimInput, OptimStateKeyType, goes_by_name, keyed_parameters, rekey
@@ -264,7 +263,7 @@ def _wrappers(module: nn.Module, call: str) -> list[WrapperStates]:
 
 
 class _EitherWrapper:
-    """Stands in those functions for torch's class, by which they find wrappers; finds ours too."""
+    """Stands in those functions for torch's class, whose calls they make; finds our wrappers too."""
 
     def __init__(self, torchs: Any) -> None:
         self._torchs = torchs
@@ -276,17 +275,12 @@ class _EitherWrapper:
         ours = [each for each in model.modules() if isinstance(each, StateDictMethods)]
         return ours or self._torchs.fsdp_modules(model)
 
-    def state_dict_type(self, module: nn.Module, **kinds: Any) -> AbstractContextManager[Any]:
-        return self._class_of(module).state_dict_type(module, **kinds)
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            model = args[0] if args else kwargs["module"]
+            return getattr(self.fsdp_modules(model)[0], name)(*args, **kwargs)
 
-    def optim_state_dict(self, model: nn.Module, *args: Any, **kwargs: Any) -> StateDict:
-        return self._class_of(model).optim_state_dict(model, *args, **kwargs)
-
-    def optim_state_dict_to_load(self, model: nn.Module, *args: Any, **kwargs: Any) -> StateDict:
-        return self._class_of(model).optim_state_dict_to_load(model, *args, **kwargs)
-
-    def _class_of(self, model: nn.Module) -> Any:
-        return type(self.fsdp_modules(model)[0])
+        return call
 
 
 @cache
@@ -295,7 +289,6 @@ def serve_checkpoint_functions() -> None:
     from torch.distributed.checkpoint import state_dict
 
     functions: Any = state_dict
-    find_torchs = functions._get_module_fsdp_state_if_fully_sharded_module
+    find = functions._get_module_fsdp_state_if_fully_sharded_module
     functions.FSDP = _EitherWrapper(functions.FSDP)
-    functions.HYBRID_SHARDING_STRATEGIES = [*functions.HYBRID_SHARDING_STRATEGIES, *HYBRID]
-    functions._get_module_fsdp_state_if_fully_sharded_module = lambda each: states_of(each) or find_torchs(each)
+    functions._get_module_fsdp_state_if_fully_sharded_module = lambda each: states_of(each) or find(each)

@@ -110,7 +110,7 @@ class _UnitStates:
     def consolidate(self, how: SaveAs) -> dict[int, State]:
         """Return every parameter's state, whole or sharded. A collective over the shard group."""
         result: dict[int, State] = {
-            index: {name: _copied(value, how.offload) for name, value in self._in_order(state)}
+            index: {name: _copied(state[name], how.offload) for name in self._names(state)}
             for index, state in self.everywhere.items()
         }
         kinds = {
@@ -126,11 +126,11 @@ class _UnitStates:
                 result[index][name] = value
         return result if how.keep else {}
 
-    def _in_order(self, state: State) -> Iterable[tuple[str, Any]]:
-        """Return ``state`` in torch's order: of a flat parameter elements, scalar tensors, others, by name."""
-        kinds = {name: isinstance(value, torch.Tensor) for name, value in state.items()}
-        order = sorted(state, key=lambda name: (not isinstance(state[name], Elements), not kinds[name], name))
-        return ((name, state[name]) for name in (order if self.named.is_flat else state))
+    def _names(self, state: State) -> Iterable[str]:
+        """Return the names in torch's order, of a flat parameter's states those with elements first."""
+        kinds = (Elements, torch.Tensor)
+        order = sorted(state, key=lambda name: (*(not isinstance(state[name], kind) for kind in kinds), name))
+        return order if self.named.is_flat else state
 
     def _gather(self, name: str, dtype: torch.dtype, which: list[int], how: SaveAs) -> list[Any]:
         unit = self.named.unit

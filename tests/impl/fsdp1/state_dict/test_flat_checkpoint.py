@@ -88,9 +88,7 @@ def case_functions(rank: int, path: str, **arguments: Any) -> None:
     other, other_optimizer = made(rank, 0, model=Parts(checkpointing=False), **arguments)
     states = dict(zip(("model", "optim"), get_state_dict(other, other_optimizer), strict=True))
     dcp.load(states, checkpoint_id=path)
-    set_state_dict(
-        other, other_optimizer, model_state_dict=states["model"], optim_state_dict=states["optim"]
-    )
+    set_state_dict(other, other_optimizer, model_state_dict=states["model"], optim_state_dict=states["optim"])
     expected = train(model, optimizer, 0, range(2, 4))
     assert train(other, other_optimizer, 0, range(2, 4)) == pytest.approx(expected, rel=1e-6)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
