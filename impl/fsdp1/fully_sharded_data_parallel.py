@@ -95,7 +95,6 @@ class FullyShardedDataParallel(StateDictMethods):
         forward_prefetch_depth: int | None = None,
     ) -> None:
         super().__init__()
-        serve_checkpoint_functions()
         asked = ShardingStrategy.FULL_SHARD if sharding_strategy is None else sharding_strategy
         strategy = by_name(ShardingStrategy, asked)
         if backward_prefetch is not None:
@@ -148,6 +147,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
     def _hold(self, module: nn.Module, units: Sequence[Unit], settings: ScheduleSettings) -> None:
         """Register the module, and make the hooks that run the units."""
+        serve_checkpoint_functions()
         self.rank = self.process_group.rank()
         self.world_size = self.process_group.size()
         self.add_module(WRAPPED, module)

@@ -263,7 +263,7 @@ def _wrappers(module: nn.Module, call: str) -> list[WrapperStates]:
 
 
 class _EitherWrapper:
-    """Stands in those functions for torch's class, whose calls they make; finds our wrappers too."""
+    """Replaces torch's class in those functions, which call its methods; finds our wrappers too."""
 
     def __init__(self, torchs: Any) -> None:
         self._torchs = torchs
