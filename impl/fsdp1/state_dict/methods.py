@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.optim.optimizer import StateDict
 
 from ...shared import error_text
+from ...shared.torch_internals import INTERNALS
 from ..settings import OptimStateDictConfig, StateDictConfig, StateDictSettings, StateDictType
 from .optim_load import state_to_load
 from .optim_parameters import LoadFrom, OptimInput, OptimStateKeyType, goes_by_name, keyed_parameters, rekey
@@ -289,6 +290,7 @@ def serve_checkpoint_functions() -> None:
     from torch.distributed.checkpoint import state_dict
 
     functions: Any = state_dict
-    find = functions._get_module_fsdp_state_if_fully_sharded_module
+    name = INTERNALS["fsdp_state_of_module"].path.rpartition(":")[2]
+    find = getattr(functions, name)
     functions.FSDP = _EitherWrapper(functions.FSDP)
-    functions._get_module_fsdp_state_if_fully_sharded_module = lambda each: states_of(each) or find(each)
+    setattr(functions, name, lambda each: states_of(each) or find(each))
