@@ -15,9 +15,10 @@ from ..runtime.hooks import stage_of
 from ..runtime.ownership import Ignored
 from ..runtime.unit import Unit, UnitState
 from ..shared import error_text
+from ..shared.torch_internals import TrainingState
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
-from .settings import ShardingStrategy, TrainingState
+from .settings import ShardingStrategy
 
 
 def check_first_calls(unit: Unit) -> None:

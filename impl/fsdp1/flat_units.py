@@ -42,7 +42,7 @@ from .wrap import ModulePolicy, PolicyFunction, Selection, add_classes, places_o
 RESHARDS_AFTER_FORWARD = {
     ShardingStrategy.FULL_SHARD: None,  # yes, but for the root
     ShardingStrategy.SHARD_GRAD_OP: False,
-    ShardingStrategy.NO_SHARD: None,  # nothing to free but a low-precision copy
+    ShardingStrategy.NO_SHARD: True,  # nothing but a low-precision copy, which the root frees too
     ShardingStrategy.HYBRID_SHARD: None,
     ShardingStrategy._HYBRID_SHARD_ZERO2: False,
 }

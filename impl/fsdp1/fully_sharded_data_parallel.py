@@ -18,7 +18,7 @@ from ..runtime.stage import Stage, StageState
 from ..runtime.unit import Unit
 from ..shared import error_text
 from ..shared.settings import MemoryHandover, ScheduleSettings, own
-from ..shared.torch_internals import compiler_at_work
+from ..shared.torch_internals import TrainingState, compiler_at_work
 from .flat_checks import check_outside, check_summoning, ignored, warn_of_wrapping
 from .flat_param import FlatParameter, without_activation_wrapper
 from .flat_units import (
@@ -34,8 +34,8 @@ from .flat_units import (
 from .gradients import HookFunction, clip_grad_norm, comm_hook
 from .parameter_names import has_flat_shards
 from .process_groups import HYBRID, given_or_by_node, group_of, groups_of_strategy
-from .settings import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy, TrainingState, by_name
-from .state_dict.methods import StateDictMethods
+from .settings import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy, by_name
+from .state_dict.methods import StateDictMethods, serve_checkpoint_functions
 from .state_dict.recursion import WrapperStates
 from .summon import ShownUnit
 from .wrap import ModulePolicy, PolicyFunction
@@ -147,6 +147,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
     def _hold(self, module: nn.Module, units: Sequence[Unit], settings: ScheduleSettings) -> None:
         """Register the module, and make the hooks that run the units."""
+        serve_checkpoint_functions()
         self.rank = self.process_group.rank()
         self.world_size = self.process_group.size()
         self.add_module(WRAPPED, module)

@@ -1,4 +1,4 @@
-"""The settings of ``FullyShardedDataParallel``: enums, and frozen dataclasses that refuse wrong values.
+"""The settings of ``FullyShardedDataParallel``: torch's, and frozen dataclasses that refuse wrong values.
 
 Names and fields that torch has too mean what torch means by them.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import BackwardPrefetch as BackwardPrefetch
+from torch.distributed.fsdp import CPUOffload as CPUOffload
+from torch.distributed.fsdp import ShardingStrategy as ShardingStrategy
+from torch.distributed.fsdp import StateDictType
 
 from ..shared import error_text
 from ..shared.settings import Kind, check_floating, own
@@ -19,45 +22,11 @@ from ..shared.torch_internals import BatchNorm
 
 
 def by_name(kind: type[Kind], value: Any) -> Kind:
-    """Return a member of our enum ``kind``; torch's of the same name is taken too, so that a script need
-    change only one import. Raises ``ValueError`` for anything else."""
-    name = str(getattr(value, "name", None))
-    if name not in kind.__members__:
+    """Return ``value``, a member of the enum ``kind``. Raises ``ValueError`` for anything else."""
+    if not isinstance(value, kind):
         known = ", ".join(kind.__members__)
         raise ValueError(f"{value!r} is not a {kind.__name__}; one of {known} is")
-    return kind[name]
-
-
-class ShardingStrategy(Enum):
-    """The choices of what the FSDP1 front end shards, and when it gathers again."""
-
-    # Parameters, gradients and optimizer state; parameters are freed after forward and gathered for backward.
-    FULL_SHARD = auto()
-    # The same, but parameters stay gathered from forward to backward.
-    SHARD_GRAD_OP = auto()
-    # Nothing: replicas with an all-reduce of gradients.
-    NO_SHARD = auto()
-    # FULL_SHARD inside a group, replicas across groups.
-    HYBRID_SHARD = auto()
-    # SHARD_GRAD_OP inside a group, replicas across groups.
-    _HYBRID_SHARD_ZERO2 = auto()
-
-
-class TrainingState(Enum):
-    """The states of a ``FullyShardedDataParallel`` (its attribute ``training_state``)."""
-
-    IDLE = auto()
-    FORWARD_BACKWARD = auto()
-    SUMMON_FULL_PARAMS = auto()
-
-
-class BackwardPrefetch(Enum):
-    """When backward issues the all-gather of the next unit."""
-
-    # Before the current unit's gradients are computed: most overlap, one more unit in memory.
-    BACKWARD_PRE = auto()
-    # After the current unit's gradients were computed, before they are reduced.
-    BACKWARD_POST = auto()
+    return value
 
 
 @dataclass(frozen=True)
@@ -88,25 +57,7 @@ class MixedPrecision:
         check_floating(self, "param_dtype", "reduce_dtype", "buffer_dtype")
 
 
-@dataclass(frozen=True)
-class CPUOffload:
-    """Whether the FSDP1 front end keeps shards, gradients and the optimizer step on the CPU."""
-
-    offload_params: bool = False
-
-
 # -- Which kind of state dict a ``FullyShardedDataParallel`` saves and loads, and how.
-
-
-class StateDictType(Enum):
-    """The kinds of values in a state dict."""
-
-    # Whole tensors, as of the plain model.
-    FULL_STATE_DICT = auto()
-    # One flat tensor a unit, of which each rank has its shard; for the same wrapping and ranks only.
-    LOCAL_STATE_DICT = auto()
-    # Tensors in their own shape of which each rank has some rows, for any number of ranks.
-    SHARDED_STATE_DICT = auto()
 
 
 @dataclass(frozen=True)

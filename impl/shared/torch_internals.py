@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what is used as a type
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         ActivationWrapper as ActivationWrapper,
     )
+    from torch.distributed.fsdp._common_utils import TrainingState as TrainingState
     from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
     from torch.distributed.tensor._dtensor_spec import TensorMeta as TensorMeta
     from torch.distributed.tensor.placement_types import _StridedShard as StridedShard  # noqa: F401

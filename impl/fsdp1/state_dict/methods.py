@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.optim.optimizer import StateDict
 
 from ...shared import error_text
+from ...shared.torch_internals import INTERNALS
 from ..settings import OptimStateDictConfig, StateDictConfig, StateDictSettings, StateDictType
 from .optim_load import state_to_load
 from .optim_parameters import LoadFrom, OptimInput, OptimStateKeyType, goes_by_name, keyed_parameters, rekey
@@ -256,3 +258,39 @@ def _wrappers(module: nn.Module, call: str) -> list[WrapperStates]:
     if not found:
         raise ValueError(error_text("methods.no_wrapper", call, type(module).__name__))
     return found
+
+
+# -- torch.distributed.checkpoint.state_dict -----------------------------------------------------------------
+
+
+class _EitherWrapper:
+    """Replaces torch's class in those functions, which call its methods; finds our wrappers too."""
+
+    def __init__(self, torchs: Any) -> None:
+        self._torchs = torchs
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, (StateDictMethods, self._torchs))
+
+    def fsdp_modules(self, model: nn.Module) -> list[Any]:
+        ours = [each for each in model.modules() if isinstance(each, StateDictMethods)]
+        return ours or self._torchs.fsdp_modules(model)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            model = args[0] if args else kwargs["module"]
+            return getattr(self.fsdp_modules(model)[0], name)(*args, **kwargs)
+
+        return call
+
+
+@cache
+def serve_checkpoint_functions() -> None:
+    """Let ``get_state_dict``, ``set_state_dict`` and their kind find our wrappers as they find torch's."""
+    from torch.distributed.checkpoint import state_dict
+
+    functions: Any = state_dict
+    name = INTERNALS["fsdp_state_of_module"].path.rpartition(":")[2]
+    find = getattr(functions, name)
+    functions.FSDP = _EitherWrapper(functions.FSDP)
+    setattr(functions, name, lambda each: states_of(each) or find(each))

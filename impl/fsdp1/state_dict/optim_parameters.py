@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import OptimStateKeyType as OptimStateKeyType
 from torch.optim.optimizer import StateDict
 
 from ...runtime.hooks import stages_in
@@ -30,13 +30,6 @@ Key = int | str
 State = dict[str, Any]
 Group = dict[str, Any]
 OptimInput = list[Group] | Iterable[nn.Parameter]
-
-
-class OptimStateKeyType(Enum):
-    """The kinds of keys in an optimizer's state dict."""
-
-    PARAM_NAME = auto()
-    PARAM_ID = auto()
 
 
 @dataclass(frozen=True)
@@ -154,7 +147,7 @@ def rekey(
     kinds = {type(key) for key in optim_state_dict["state"]}
     if len(kinds) > 1 or not kinds <= {int, str}:
         raise ValueError(error_text("optim_parameters.rekey", list(optim_state_dict["state"])))
-    wanted = str if getattr(to, "name", None) == OptimStateKeyType.PARAM_NAME.name else int
+    wanted = str if to is OptimStateKeyType.PARAM_NAME else int
     if kinds == {wanted}:
         return optim_state_dict
     table = _renaming(wanted is str, model, keyed_parameters(model, optim, optim_input))

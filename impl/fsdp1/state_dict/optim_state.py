@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,7 +110,7 @@ class _UnitStates:
     def consolidate(self, how: SaveAs) -> dict[int, State]:
         """Return every parameter's state, whole or sharded. A collective over the shard group."""
         result: dict[int, State] = {
-            index: {name: _copied(value, how.offload) for name, value in state.items()}
+            index: {name: _copied(state[name], how.offload) for name in self._names(state)}
             for index, state in self.everywhere.items()
         }
         kinds = {
@@ -125,6 +125,12 @@ class _UnitStates:
             for index, value in zip(which, self._gather(name, dtype, which, how), strict=True):
                 result[index][name] = value
         return result if how.keep else {}
+
+    def _names(self, state: State) -> Iterable[str]:
+        """Return the names in torch's order, of a flat parameter's states those with elements first."""
+        kinds = (Elements, torch.Tensor)
+        order = sorted(state, key=lambda name: (*(not isinstance(state[name], kind) for kind in kinds), name))
+        return order if self.named.is_flat else state
 
     def _gather(self, name: str, dtype: torch.dtype, which: list[int], how: SaveAs) -> list[Any]:
         unit = self.named.unit

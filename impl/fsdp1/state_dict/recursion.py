@@ -62,6 +62,8 @@ class WrapperStates:
         self._shown: list[ShownUnit] = []
         self._values: list[list[Any] | None] = []
         self._load_errors: list[str] = []
+        # Where this wrapper's missing keys start, and the places of the modules inside it by their names.
+        self._loading: tuple[int, dict[str, int]] = (0, {})
         wrapper.__dict__[_STATES] = self
         wrapper.register_state_dict_pre_hook(self._before_save)
         wrapper.register_state_dict_post_hook(_after_save)
@@ -187,13 +189,15 @@ class WrapperStates:
     ) -> None:
         self._stage.check_idle("load_state_dict()", AssertionError)
         self._load_errors = error_msgs
+        inside = enumerate(wrapper.named_modules(prefix=prefix[:-1], remove_duplicate=False))
+        self._loading = len(missing_keys), {plain_name(name): place for place, (name, _) in inside}
         if not self.summoned:
             kind = self.current().state_dict_type
             for unit in self._stage.units:
                 unit.reshard()
                 unit.take_up_changes()
                 loaded = LoadedUnit(named_unit(unit, wrapper, prefix), kind)
-                loaded.take(state_dict)
+                loaded.take(state_dict, strict)
                 error_msgs.extend(loaded.errors)
                 missing_keys.extend(loaded.leave_to_module(state_dict))
         for key in [key for key in state_dict if key.startswith(prefix)]:
@@ -202,7 +206,10 @@ class WrapperStates:
     def _after_load(self, wrapper: nn.Module, incompatible: Any) -> None:
         for texts in (*incompatible, self._load_errors):
             texts[:] = [plain_text(text) for text in texts]
-        self._load_errors = []
+        # What a flat parameter lacks was noted before its modules' recursion began.
+        (first, places), missing = self._loading, incompatible.missing_keys
+        missing[first:] = sorted(missing[first:], key=lambda key: places.get(key.rpartition(".")[0], -1))
+        self._load_errors, self._loading = [], (0, {})
 
 
 def states_of(module: nn.Module) -> WrapperStates | None:

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from simulated_cases import LAYERS, UNIT_BYTES, WIDTH, Layer
 from timeline_cases import Four, Named, kernels_of_third_step
 from torch import nn
+from torch.distributed import fsdp as torch_fsdp
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchModuleWrapPolicy
 
 from fsdpbench import impl
 
@@ -117,3 +119,37 @@ def case_queueing(rank: int) -> None:
 
 def test_without_prefetch_gathers_queue_behind_reductions(lone_process) -> None:
     lone_process.run(case_queueing)
+
+
+class TiedEnds(nn.Module):
+    """A large weight of the root, read first and last, around a wrapped layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WIDTH, WIDTH, device="sim")
+        self.layer = Layer()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.layer(self.embed(tokens)), self.embed.weight)
+
+
+def case_low_precision_copy(rank: int) -> None:
+    """Beside the loss no copy of a weight is left, as in torch's FSDP1, where forward casts whole weights."""
+    peaks = {}
+    for api, policy in ((impl, impl.ModuleWrapPolicy), (torch_fsdp, TorchModuleWrapPolicy)):
+        with simulated() as device:
+            model = api.FullyShardedDataParallel(
+                TiedEnds(),
+                auto_wrap_policy=policy({Layer}),
+                sharding_strategy=api.ShardingStrategy.NO_SHARD,
+                mixed_precision=api.MixedPrecision(torch.bfloat16, torch.bfloat16),
+                device_id=device,
+            )
+            tokens = torch.zeros(16 * WIDTH, dtype=torch.long, device=device)
+            nn.functional.cross_entropy(model(tokens).float(), tokens).backward()
+            peaks[api] = torch.sim.max_memory_allocated()
+    assert peaks[impl] <= peaks[torch_fsdp] + 2**20, peaks
+
+
+def test_low_precision_copy_of_a_whole_root_is_freed(lone_process) -> None:
+    lone_process.run(case_low_precision_copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,65 @@ def case_optimizer_in_backward(rank: int) -> None:
             assert all(parameter.grad is None for parameter in model.parameters())
         found.append(full_dtensors(model, False))
     assert_close(*found)
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
+
+
+def thawing_program(seed: int) -> list[tuple[str, int]]:
+    """What happens in turn, and to which part of the model."""
+    draw = random.Random(seed)
+    kinds = ("train", "train", "freeze", "thaw", "thaw", "eval", "forward", "accumulate")
+    return [(draw.choice(kinds), draw.randrange(4)) for _ in range(10)]
+
+
+def case_thawed_in_bf16(rank: int) -> None:
+    """Frozen and thawed in any order, computed in bf16, reduced in fp32: the plain model's weights.
+
+    torch's fully_shard refuses a gradient in bf16 of what was thawed after wrapping.
+    """
+    for seed in range(12):
+        model: Any = small()
+        plain, lows = small(), [small().bfloat16() for _ in range(2)]
+        policy = impl.MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        for each in (model, plain):
+            each[0].requires_grad_(False)
+        for module in (*model, model):
+            impl.fully_shard(module, mp_policy=policy, reshard_after_forward=bool(seed % 2))
+        parts = [[list(part.parameters()) for part in each] for each in (model, plain)]
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+        sums: dict[str, torch.Tensor] = {}
+        for step, (kind, place) in enumerate(thawing_program(seed)):
+            batches = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(step))
+            if kind in ("freeze", "thaw"):
+                for parameter in (*parts[0][place], *parts[1][place]):
+                    parameter.requires_grad_(kind == "thaw")
+            elif kind in ("eval", "forward") or not any(p.requires_grad for p in plain.parameters()):
+                with torch.set_grad_enabled(kind != "eval"):
+                    model(batches[rank])
+            else:
+                model.set_requires_gradient_sync(kind == "train")
+                model(batches[rank]).float().square().mean().backward()
+                for low, batch in zip(lows, batches.bfloat16(), strict=True):
+                    low.load_state_dict(plain.state_dict())
+                    for own, other in zip(low.parameters(), plain.parameters(), strict=True):
+                        own.grad = None
+                        own.requires_grad_(other.requires_grad)
+                    low(batch).float().square().mean().backward()
+                    for name, own in low.named_parameters():
+                        if own.grad is not None:
+                            sums[name] = sums.get(name, 0) + own.grad.float() / 2
+                if kind == "train":
+                    for name, parameter in plain.named_parameters():
+                        parameter.grad = sums.get(name)
+                    sums.clear()
+                    for optimizer in optimizers:
+                        optimizer.step()
+                        optimizer.zero_grad()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value.full_tensor(), plain.state_dict()[name], rtol=1e-5, atol=1e-5)
 
 
 class Mixed(nn.Module):
@@ -169,6 +229,7 @@ def case_parameters_without_elements(rank: int) -> None:
 CASES = [
     case_parameters_without_elements,
     case_frozen_after_wrapping,
+    case_thawed_in_bf16,
     case_optimizer_in_backward,
     case_mixed_dtypes_and_tied,
     case_gradient_scaler,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from differential import operations as ops
-from differential.around import CallInside
+from differential.around import CallInside, OrderedOptimizer
 from differential.explanations.explained_around import AROUND
 from differential.explanations.situation import (
     Explanation,
@@ -51,7 +51,8 @@ FLAT: list[Explanation] = [
             or s.name.startswith("requires_grad")
             or (s.name.startswith("grad") and s.torch is None)
             or s.name == "norm"
-            or (isinstance(s.operation, ops.MakeOptimizer) and refused(s, "optimize a non-leaf Tensor"))
+            or (isinstance(s.operation, ops.MakeOptimizer | OrderedOptimizer)
+                and refused(s, "optimize a non-leaf Tensor"))
             or (isinstance(s.operation, ops.RequireGrad) and refused(s, "requires_grad flags of leaf"))
         ),
         ends=False,
@@ -147,10 +148,11 @@ FLAT: list[Explanation] = [
     ),
     Explanation(
         "a hook on the gradient of a flat parameter",
-        "torch has none to show after one that drops it (AssertionError), ours goes on",
+        "torch has none to show after one that drops it (AssertionError), ours goes on, perhaps to a "
+        "communication hook that does not fit",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s) and earlier(s, ops.OptimizerInBackward, applied=False) and not s.impl_words
-        and runs_backward(s)
+        lambda s: flat(s) and earlier(s, ops.OptimizerInBackward, applied=False) and runs_backward(s)
+        and (not s.impl_words or "its communication hook is called with" in s.impl_words)
         and refused(s, "that received a gradient in the post-backward should use `_saved_grad_shard`"),
     ),
     Explanation(

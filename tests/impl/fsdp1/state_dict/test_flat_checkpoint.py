@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from fsdp_cases import assert_close
-from state_cases import api_of, kept_as, train, wrapped
+from state_cases import Parts, api_of, kept_as, train, wrapped
 from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from fsdpbench import impl
 
@@ -81,17 +81,18 @@ def test_from_torch(two_ranks, tmp_path, mesh: tuple[int, ...]) -> None:
     two_ranks.run(case_load, path=path, expected=expected, older=False, mesh=mesh, use_orig_params=True)
 
 
-def case_functions(rank: int) -> None:
-    """``get_model_state_dict`` and ``set_model_state_dict`` take the wrapper as the plain module it is."""
-    model, _ = made(rank, 2)
-    other, _ = made(rank, 0)
-    for kind in ("FULL_STATE_DICT", SHARDED):
-        with kept_as("impl", model, kind), kept_as("impl", other, kind):
-            state = get_model_state_dict(model)
-            assert list(state) == list(model.state_dict())
-            set_model_state_dict(other, state)
-        assert_close(other.state_dict(), model.state_dict(), 0)
+def case_functions(rank: int, path: str, **arguments: Any) -> None:
+    """Save and load with the functions that serve every kind of wrapping, and go on."""
+    model, optimizer = made(rank, 2, model=Parts(checkpointing=False), **arguments)
+    dcp.save(dict(zip(("model", "optim"), get_state_dict(model, optimizer), strict=True)), checkpoint_id=path)
+    other, other_optimizer = made(rank, 0, model=Parts(checkpointing=False), **arguments)
+    states = dict(zip(("model", "optim"), get_state_dict(other, other_optimizer), strict=True))
+    dcp.load(states, checkpoint_id=path)
+    set_state_dict(other, other_optimizer, model_state_dict=states["model"], optim_state_dict=states["optim"])
+    expected = train(model, optimizer, 0, range(2, 4))
+    assert train(other, other_optimizer, 0, range(2, 4)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_functions(two_ranks) -> None:
-    two_ranks.run(case_functions)
+@pytest.mark.parametrize(("mesh", "originals"), [((2,), True), ((), False)], ids=["mesh", "group"])
+def test_functions(two_ranks, tmp_path, mesh: tuple[int, ...], originals: bool) -> None:
+    two_ranks.run(case_functions, path=str(tmp_path), mesh=mesh, use_orig_params=originals)

@@ -308,6 +308,8 @@ def case_mistakes(rank: int) -> None:
     with pytest.raises(ValueError, match=r"(?s)one 'step', .*'norm\.bias'.*use_orig_params|one 'step', but"):
         load(model, optimizer, changed("norm.weight", {**own, "step": torch.tensor(9.0)}))
     with pytest.raises(ValueError, match=r"\['norm\.weight'\] have none"):
+        load(model, optimizer, changed("norm.weight", {k: v for k, v in own.items() if k != "step"}))
+    with pytest.raises(ValueError, match="'exp_avg_sq' of unit 'root' is not in all parameters"):
         load(model, optimizer, changed("norm.weight", {"exp_avg": own["exp_avg"]}))
     with pytest.raises(ValueError, match="has the key 'state'; this one has \\['model'\\]"):
         load(model, optimizer, {"model": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from typing import Any
 
@@ -341,3 +342,29 @@ def case_settings(rank: int) -> None:
 
 def test_settings(two_ranks) -> None:
     two_ranks.run(case_settings)
+
+
+def case_order_of_keys(rank: int, *, kind: str, **arguments: Any) -> None:
+    """What is missing and what is unexpected is named in torch's order, also below a plain module."""
+    for seed in range(1, 9):
+        found = []
+        for side in ("impl", "torch"):
+            model = wrapped(side, Parts(checkpointing=seed % 2 == 0), **arguments)
+            outer = torch.nn.ModuleDict({"model": model}) if seed > 4 else model
+            with kept_as(side, outer, kind):
+                draw = random.Random(seed)
+                state = outer.state_dict()
+                for name in draw.sample(list(state), seed):
+                    del state[name]
+                extra = (f"{name}.more" for name in draw.sample(list(state), 3))
+                entries = [*state.items(), *((name, torch.zeros(2)) for name in extra)]
+                draw.shuffle(entries)
+                found.append(list(map(list, outer.load_state_dict(dict(entries), strict=False))))
+        assert found[0] == found[1], seed
+
+
+@pytest.mark.plain_cases("flat-FULL")
+@pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"], ids=["FULL", "SHARDED"])
+@pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
+def test_order_of_missing_and_unexpected_keys(two_ranks, kind: str, originals: bool) -> None:
+    two_ranks.run(case_order_of_keys, kind=kind, use_orig_params=originals)
