@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -25,7 +25,7 @@ from fsdpbench.answers.prove.verdict import shown
 from fsdpbench.base.errors import CannotJudgeError, error_text
 from fsdpbench.script.real_ranks.loss_divisors import uneven
 from fsdpbench.script.real_ranks.pieces import Piece, Whole, weights_of, whole
-from fsdpbench.script.real_ranks.watching import StepRecord, Wrapping
+from fsdpbench.script.real_ranks.watching import StepRecord, Wrapping, digest
 
 _Finding = tuple[str, list[str], int, Wrapping]
 _Faults = Mapping[str, str]
@@ -34,6 +34,8 @@ _NEAR = 64
 """Machine epsilons by which the same update may differ: some dozen elementwise operations."""
 _DOUBTFUL = re.compile(r"differs by|times as large|times the unsharded one|the loss of rank")
 """Findings that rounding could be; it makes no gradient another rank's."""
+_RANDOM = 4
+"""Elements of a shard from which on equal random numbers are no chance."""
 _SIZE = re.compile(r"\d\S{0,40}(?= times)")
 
 
@@ -88,6 +90,15 @@ class Compared:
             self.findings.append((faults[names[0]], names, step.index, wrapping))
         self.wrong |= faults.keys()
 
+    def blame(self, line: str) -> None:
+        """Say of wrong gradients that `line` gathers without them."""
+        of = [each for each in self.findings if each[0].startswith("gradient ")]
+        if of:
+            what, names = of[0][0].removeprefix("gradient "), [name for _, names, *_ in of for name in names]
+            what = f"gradient is not that of the joint loss, as what is gathered here has none ({what})"
+            others = [each for each in self.findings if each not in of]
+            self.findings = [(what, names, of[0][2], Wrapping(line)), *others]
+
     def lines(self) -> list[str]:
         """Return findings in words: the line of the script, the parameters and what is the matter."""
         found = []
@@ -122,12 +133,12 @@ def compare(pair: Pair) -> Compared:
     weights = weights_of(rank.held for rank in steps[0].sharded)
     differ = "ranks begin with different weights"
     found.add(steps[0], {name: differ for name, each in weights.items() if each.apart})
+    found.add(steps[0], _loaded_by_some(steps[0], weights))
     if found.findings:
         steps[0].require_whole_model(found.wrong)
         return found
-    if which := _readers_of_the_same(steps):
-        loader = steps[0].sharded[0].loader or steps[0].sharded[0].place
-        found.findings.append((f"{which} read the same data in every step", [""], 0, Wrapping(loader)))
+    found.findings += _wrong_by_itself(steps)
+    found.add(steps[0], {**_equal_shards(steps[0]), **_lost(steps)})
     _add_short_batches(found, steps)
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
@@ -139,6 +150,8 @@ def compare(pair: Pair) -> Compared:
             found.add(step, {name: what for name, what in check(step).items() if name not in known})
         if found.findings:
             step.require_no_vote(found)
+            if any(each.follows for each in step.reference):
+                found.blame(pair.dropped)
             break
     if apart and not found.findings:
         raise CannotJudgeError("ranks take different numbers of steps, as join() lets them")
@@ -159,6 +172,69 @@ def _add_short_batches(found: Compared, steps: Sequence[_Step]) -> None:
             what = error_text("gradients.unequal_means", min(sizes), max(sizes))
             found.findings.append((what, [""], step.index, Wrapping(line)))
             break
+
+
+def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
+    """Yield faults that the unsharded script may have too."""
+    first = steps[0].sharded
+    loader, place = Wrapping(first[0].loader or first[0].place), Wrapping(first[0].place)
+    if which := _readers_of_the_same(steps):
+        yield f"{which} read the same data in every step", [""], 0, loader
+    if len({(each.order.seed, each.order.epoch) for each in first if each.order}) > 1:
+        twice = "ranks read some samples twice in an epoch, and others not at all"
+        yield f"samplers shuffle by another seed or epoch on each rank: {twice}", [""], 0, loader
+    buffers = [name for name in first[0].buffers if len({each.buffers.get(name) for each in first}) > 1]
+    if buffers and not any(each.splits for each in first):
+        named = shown([name.partition(".")[2] for name in buffers])
+        yield f"ranks begin with different buffers ({named}), and nothing sends them", [""], 0, place
+    for step in steps:
+        still = [str(rank) for rank, each in enumerate(step.sharded) if each.evaluates]
+        if 0 < len(still) < len(first):
+            on = f"modules are in evaluation mode on rank {', '.join(still)} only"
+            yield on, [""], step.index, Wrapping(step.sharded[0].place)
+            break
+    if line := next((each.scaled_clip for step in steps for each in step.sharded if each.scaled_clip), ""):
+        what = "gradients are clipped with the factor of a GradScaler: unscale_() belongs before"
+        yield what, [""], 0, Wrapping(line)
+    if all(step.is_idle for step in steps):
+        yield "no gradient of the backward is left at optimizer.step()", [""], 0, place
+
+
+def _equal_shards(step: _Step) -> _Faults:
+    """Return the parameters whose shards begin with the same random numbers on all ranks."""
+    faults: dict[str, str] = {}
+    for name in step.held:
+        parts = [rank.held[name].weight for rank in step.sharded if name in rank.held]
+        one, *others = [each for each in parts if each.values.numel() > _RANDOM] or parts
+        apart = {each.offset for each in (one, *others)}
+        if len(apart) < 2 or one.values.numel() <= _RANDOM or one.values.numel() == math.prod(one.shape):
+            continue
+        distinct = len(one.values.unique()) > 0.9 * one.values.numel() and (one.flat or len(one.values) > 1)
+        if distinct and all(torch.equal(each.values, one.values) for each in others):
+            faults[name] = "shards of all ranks begin with the same random numbers"
+    return faults
+
+
+def _loaded_by_some(step: _Step, weights: Mapping[str, Whole]) -> _Faults:
+    """Return the parameters of which some ranks alone loaded weights, and others hold shards."""
+    if len({each.loads for each in step.sharded}) == 1:
+        return {}
+    own = {name: {each.own.get(name) for each in step.reference} for name in weights}
+    what = "only some ranks load weights, and shards of the others do not have them"
+    return {
+        name: what
+        for name, each in weights.items()
+        if len(own[name]) > 1 and digest(each.values) not in own[name]
+    }
+
+
+def _lost(steps: Sequence[_Step]) -> _Faults:
+    """Return the parameters whose update is lost in each step: the next one begins with the old values."""
+    every = [set().union(*(each.lost for each in step.after)) for step in steps if step.after]
+    names = set[str].intersection(*every) if every else set[str]()
+    now, after = (weights_of(rank.held for rank in each) for each in (steps[0].sharded, steps[0].after))
+    what = "updated by the optimizer of a rank, and has its old values again in the next step"
+    return {name: what for name in sorted(names) if torch.equal(now[name].values, after[name].values)}
 
 
 def require_apart(run: RealRun, since: int, most: int) -> None:
@@ -203,7 +279,7 @@ class _Step:
         self.votes = max(each.votes for each in (*self.sharded, *self.after))
         self.reduces = any(each.reduces for each in self.after)
         """Whether optimizers reduce gradients in their steps: then weights show what they read."""
-        self.scale = 1.0 if pair.summed else 1 / pair.sharded.ranks
+        self.scale, self.is_multiplied = pair.scale, pair.power > 0
         first = self.reference[0] if self.reference else StepRecord({})
         self.first, self.mean = first, first.mean
         self.own_share = tolerance(first.computes, first.summands)  # of what is not reduced
@@ -229,6 +305,18 @@ class _Step:
         if moved and not own:
             raise CannotJudgeError(f"an optimizer has other tensors, of which the script makes {moved[0]}")
         return own if moved else found
+
+    @cached_property
+    def is_idle(self) -> bool:
+        """Return whether no optimizer reads a gradient of the backward, and no weight changes."""
+        now, after = (weights_of(rank.held for rank in each) for each in (self.sharded, self.after))
+        moved = (
+            not torch.equal(now[name].values, each.values) for name, each in after.items() if name in now
+        )
+        read = (self.read(name) for name in self.held)
+        none = not any(each is not None and bool(each.values.any()) for each in read)
+        given = any(bool(self.mean[name].any()) for name in self.held)
+        return given and none and bool(after) and not any(moved)
 
     @property
     def is_ended(self) -> bool:
@@ -297,7 +385,7 @@ class _Step:
 
     def compensates(self, name: str) -> bool:
         """Return whether the script multiplies a gradient after backward, and makes it right by that."""
-        read = self.read_gradients(name, 1.0) if self.factor > 1.5 else []
+        read = self.read_gradients(name, 1.0) if self.factor > 1.5 or self.is_multiplied else []
         before = self.gradients(name)
         clips = [(rank.unclipped or rank.clipped or {}).get(name) for rank in self.sharded]
         if not self.by_hand and None not in (*before, *clips):
@@ -372,6 +460,8 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
     what = explain(present, known, None if before is None else before.gradients(name))
     if not what and present is later and step.reads_alike(name, step.share):
         raise CannotJudgeError(f"the script itself reduces gradients and changes them, such as {name}'s")
+    if "not divided by the" in what and step.is_multiplied:
+        return f"gradient {len(pieces)} times as large: the loss is multiplied by the number of ranks"
     if "not divided by the" in what:
         step.require_no_divisor(name)
     what = what or _unlike(step, before, name, distance_of(present, known))

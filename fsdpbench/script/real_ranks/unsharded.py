@@ -24,21 +24,46 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler
 
-from fsdpbench.base.torch_internals import patch, tree_map_only
+from fsdpbench.base.torch_internals import patch, replace, tree_map_only
 from fsdpbench.script.cuda.refusals import Replacements
-from fsdpbench.script.interposing import around, replace_fully_shard
+from fsdpbench.script.interposing import around, replace_checkpoint, replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
-from fsdpbench.script.real_ranks.pieces import keep
-from fsdpbench.script.real_ranks.watching import Watch, parameters_of
+from fsdpbench.script.real_ranks.pieces import keep, loose
+from fsdpbench.script.real_ranks.watching import Watch, carries_gradient, digest, parameters_of
+from fsdpbench.script.steps import MeasuredAllError
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """What FSDP1's mixed precision leaves alone."""
+REPEATS = "repeats.pt"
+"""The file that says whether the second epoch has the first one's number."""
+_SHORT = 2
+"""Batches of a short epoch."""
 _SAME = 1e-2
 """The share by which a norm over shards may differ from that of the whole."""
+
+
+class _Gathered(torch.autograd.Function):
+    """Parts of all ranks, whose gradients are added over ranks on their way back to their owners."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, parts: torch.Tensor, group: Any, watch: Watch) -> torch.Tensor:
+        """Return the parts."""
+        ctx.shape, ctx.group, ctx.watch = own.shape, group, watch
+        return parts.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradient of this rank's part."""
+        joint = gradient.contiguous().clone()
+        _all_reduce(joint, group=ctx.group)
+        ctx.watch.record.follows |= bool(joint.any())
+        return joint.reshape(-1, *ctx.shape)[dist.get_rank(ctx.group)], None, None, None
 
 
 _Sum = tuple[torch.Tensor, torch.Tensor]
@@ -48,12 +73,15 @@ _Sum = tuple[torch.Tensor, torch.Tensor]
 class Reference(Watch):
     """The watch of the script without sharding. Each step begins with the weights that the sharded run had
     then, from `weights` (a file for each step), and steps with the gradients that the sharded run read: so
-    one difference is found once. `moves`: the share of itself in which each weight is moved at random."""
+    one difference is found once. `moves`: the share of itself in which each weight is moved at random;
+    `follows`: gradients follow what is gathered; `epochs`: they are short, and the script ends with the
+    second."""
 
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, weights: Path, scale: float):
         super().__init__(own_files, folder, rank, steps)
         self._weights, self._scale = weights, scale
         self.moves, self._generator = 0.0, torch.Generator().manual_seed(rank)
+        self.follows = self.epochs = False
         self._parameters: dict[str, nn.Parameter] = {}
         self._known: Set[int] = frozenset()
         self._aliases: dict[str, str] = {}
@@ -66,12 +94,17 @@ class Reference(Watch):
         self._hooked = False  # whether the script adds something over ranks in a backward
         self._given: list[torch.Tensor | None] = []
         around(dist, "all_reduce", self._adding)
+        for name in ("all_gather", "all_gather_into_tensor"):
+            around(dist, name, self._gathering)
+        around(BatchSampler, "__iter__", self._batches)
 
     def begin(self) -> None:
         """Take the weights of the sharded run; keep what this run's optimizer made of the last ones."""
         self._find()
         if self.count:
             self._write_updated()
+        else:
+            self.record.own = {name: digest(each) for name, each in self._parameters.items()}
         saved = self._saved(self.count)
         self._given = saved["added"][self.rank] if saved.get("added") else []
         with torch.no_grad():
@@ -82,6 +115,15 @@ class Reference(Watch):
                 if self.moves and parameter.is_floating_point():
                     random = torch.rand(parameter.shape, generator=self._generator) - 0.5
                     parameter.mul_(1 + self.moves * random)
+
+    def _batches(self, original: Any, sampler: Any) -> Any:
+        return itertools.islice(original(sampler), _SHORT if self.epochs else None)
+
+    def again(self, alike: bool) -> None:
+        """End the script before the second epoch, where epochs are short."""
+        if self.epochs:
+            keep(alike, self.folder / REPEATS)
+            raise MeasuredAllError
 
     def finish(self) -> None:
         """Keep what the last step made of the weights."""
@@ -200,6 +242,23 @@ class Reference(Watch):
             tensor.detach().copy_(before)
         return done
 
+    def _gathering(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Gather; `follows`: the output gets the gradient that the joint loss has there."""
+        done = original(*args, **kwargs)
+        if not self.follows or not carries_gradient(*args, **kwargs):
+            return done
+        if done is not None:
+            done.wait()
+        given = dict(zip(("output", "tensor", "group"), args, strict=False)) | kwargs
+        output = next(given[each] for each in ("output", "tensor_list", "output_tensor") if each in given)
+        into = output if isinstance(output, list) else [output]
+        own = given["tensor"] if "tensor" in given else given["input_tensor"]
+        parts = torch.stack([each.detach() for each in into])
+        parts = _Gathered.apply(own, parts, given.get("group"), self)
+        for each, part in zip(into, parts, strict=True):
+            each.copy_(part)
+        return done
+
     def stepping(self) -> None:
         """Let the optimizer read the gradients that the sharded run's read, unless that reduces them."""
         saved = self._saved(self.count)
@@ -228,7 +287,7 @@ class Reference(Watch):
                     named.setdefault(name, parameter)
                 else:
                     self._aliases.setdefault(name, first)
-        self._parameters = dict(sorted(named.items()))
+        self._parameters = dict(sorted((loose(known, names) | named).items()))
 
     def _saved(self, step: int) -> Any:
         path = self._weights / f"step{step}.pt"
@@ -277,8 +336,25 @@ def leave_out_wrappers(casts_buffers: bool) -> None:
     replacements.apply()
     replace_fully_shard(lambda original: _fully_shard)
     patch("replicate", lambda original: _fully_shard)
+    replace_checkpoint(_without_recomputing)
+    replace(checkpoint_wrapper, torch_utils_checkpoint=_without_recomputing)
     for name in ("to_local", "full_tensor"):  # of a DTensor
         setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
+
+
+def _without_recomputing(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: bool | None = None,
+    context_fn: Any = None,
+    determinism_check: str = "",
+    debug: bool = False,
+    early_stop: bool = True,
+    preserve_rng_state: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Call a function whose activations are to be recomputed: they stay, so nothing can change meanwhile."""
+    return function(*args, **kwargs)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> SimpleNamespace:

@@ -19,10 +19,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.nn import functional as differentiable
 from torch.distributed.tensor import parallel
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DistributedSampler
 
 from fsdpbench.base.errors import PicklableError
 from fsdpbench.script.interposing import around
@@ -35,6 +37,8 @@ from fsdpbench.script.steps import MeasuredAllError
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 _EXCHANGES = ("all_to_all", "all_to_all_single")
 _LOSSY = re.compile(r"torch\.distributed\.algorithms\..*\.(?!default_hooks|debugging_hooks)\w+_hooks?")
+_FEW = 0.02
+"""The share of a scaler's factor up to which a norm is of gradients without it."""
 _SMALL = 1024
 """Elements of a tensor up to which it holds norms and counts rather than gradients."""
 _GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
@@ -53,6 +57,15 @@ class Wrapping:
 
     place: str = ""
     how: str = ""
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a sampler that shuffles began an epoch; `is_set`: the script gave it the number of one."""
+
+    seed: int
+    epoch: int
+    is_set: bool
 
 
 @dataclass
@@ -102,6 +115,26 @@ class StepRecord:
     """Whether the script itself reduces tensors of several elements in or behind a backward, so far."""
     votes: str = ""
     """The line where it reduces or gathers whole numbers instead of gradients, so far."""
+    seed: int = 0
+    """The seed that this rank got when the first optimizer was made."""
+    order: Order | None = None
+    """The order in which training reads."""
+    dropped: str = ""
+    """The line where it gathers a tensor whose gradient does not follow."""
+    follows: bool = False
+    """Whether a gradient followed one there, in the reference."""
+    lost: frozenset[str] = frozenset()
+    """Weights that the last step changed, and that have their old values again."""
+    evaluates: bool = False
+    """Whether modules are in evaluation mode in a backward."""
+    scaled_clip: str = ""
+    """The line where gradients are clipped that a scaler has scaled."""
+    loads: int = 0
+    """How often modules loaded weights, so far."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the weights that a rank of the reference had by itself."""
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    """Digests of buffers that the first forward reads, and does not change."""
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -118,14 +151,18 @@ class NotComparedError(PicklableError, NotImplementedError):
 
 class Watch:
     """The steps of a script; the script is ended after `steps` of its first optimizer, with
-    `MeasuredAllError`. Seeds are set to the rank's when the first optimizer is made: what was random before
-    depends on how weights were initialised."""
+    `MeasuredAllError`. Seeds are set when the first optimizer is made, to `seed` or, where the script set
+    none, to the rank's: what was random before depends on how weights were initialised."""
 
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int) -> None:
         self.count = 0
         self.folder, self.rank, self.steps = folder, rank, steps
         self.record = StepRecord({})
         self._own_files, self._names = own_files, Names()
+        self.seed, self._unset = 0, torch.initial_seed()
+        self._orders, self._set = dict[int, Order](), set[int]()  # of samplers
+        self._sampler = self._reads = self._loads = 0
+        """Those that were last asked for an epoch, and before the first backward: training reads it."""
         self._models, self._optimizers = list[nn.Module](), list[torch.optim.Optimizer]()
         self._leading: torch.optim.Optimizer | None = None
         self._leaders = list[torch.optim.Optimizer]()
@@ -140,6 +177,9 @@ class Watch:
         for name in (*_REDUCTIONS, *_EXCHANGES, *_GATHERS):
             if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
                 around(dist, name, self._calling)
+        around(nn.Module, "load_state_dict", self._loading)
+        around(DistributedSampler, "__iter__", self._beginning)
+        around(DistributedSampler, "set_epoch", self._setting)
         around(torch.autograd, "backward", self._around_backward)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
@@ -148,6 +188,9 @@ class Watch:
 
     def begin(self) -> None:
         """Do what belongs before the first forward of a step."""
+
+    def look(self) -> None:
+        """Look at the modules before a backward."""
 
     def backward(self, run: Callable[[], None]) -> None:
         """Run a backward, and record the gradients after it."""
@@ -165,14 +208,34 @@ class Watch:
     def _making(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         if not self._optimizers:
-            seed = 1000 + self.rank
-            torch.manual_seed(seed)
-            random.seed(seed)
+            known = torch.initial_seed()
+            self.seed = self.seed or 1000 + (self.rank if known == self._unset else known % 2**62)
+            torch.manual_seed(self.seed)
+            random.seed(self.seed)
         self._optimizers.append(optimizer)
         self._waiting.add(id(optimizer))
         if len(self._optimizers) == 1:
             self.held()  # before a block leaves its list
         self._models += roots()  # the script's own references end before its end is written down
+
+    def _loading(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self._loads += 1
+        return original(module, *args, **kwargs)
+
+    def _setting(self, original: Callable[..., Any], sampler: Any, *args: Any, **kwargs: Any) -> None:
+        original(sampler, *args, **kwargs)
+        self._set.add(id(sampler))
+
+    def _beginning(self, original: Callable[..., Any], sampler: Any) -> Any:
+        self._sampler = id(sampler)
+        if sampler.shuffle:
+            if self._reads == self._sampler:
+                self.again(self._orders[self._reads].epoch == sampler.epoch)
+            self._orders[self._sampler] = Order(sampler.seed, sampler.epoch, self._sampler in self._set)
+        return original(sampler)
+
+    def again(self, alike: bool) -> None:
+        """Do what belongs before another epoch of training, which may have the same number."""
 
     def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         name, frame = original.__name__, sys._getframe(2)
@@ -183,6 +246,8 @@ class Watch:
             tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
             kinds = {each.dtype for each in tensors if each.numel() > 1 and each.is_floating_point()}
             self.record.low = max([self.record.low, *(torch.finfo(kind).eps for kind in kinds)])
+        if name in _GATHERS[:2] and carries_gradient(*args, **kwargs):
+            self.record.dropped = self.record.dropped or self._own_files.line() or ""
         part = kwargs.get("group") is not None and kwargs["group"].size() < dist.get_world_size()
         if self._depth and (part or name in _EXCHANGES):
             self.record.splits |= caller == differentiable.__file__ or self._own_files.has(caller)
@@ -190,7 +255,8 @@ class Watch:
             args = (args[0].detach().clone(), *args[1:])  # a loss whose gradient would not follow
         if self._own_files.has(caller) and (self.record.losses or self._stepping):
             self._by_hand(name, *args, *kwargs.values())
-        done = original(*args, **kwargs)
+        with torch.no_grad():
+            done = original(*args, **kwargs)
         if done is not None and self._depth:
             done.wait()  # gradients are read behind the backward
         if self.adds(name, frame):
@@ -237,8 +303,7 @@ class Watch:
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         if tensors and len(self.record.inputs) <= len(self.record.losses) * 8:
             with contextlib.suppress(RuntimeError):  # those of torch.func have no storage
-                content = tensors[0].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-                self.record.inputs += hashlib.sha256(content).hexdigest()[:8]
+                self.record.inputs += digest(tensors[0])
             last = 1 if tensors[0].is_floating_point() and tensors[0].ndim > 1 else 0
             self.record.summands = max(1, *tensors[0].shape[: tensors[0].ndim - last])
 
@@ -252,7 +317,12 @@ class Watch:
                 self._kept = {key for key, each in self._optimized().items() if _has_gradient(each)}
             self.record.losses.append(float(first.detach().float().sum()))
             lines = f"{self._own_files.line() or ''} {self._own_files.lines()} {self._since}"
-            self.record.divided.append(divided(first, lines))
+            given = next(iter(args), kwargs.get("grad_tensors"))
+            factor = float(given) if isinstance(given, torch.Tensor) and given.numel() == 1 else 1.0
+            self.record.divided.append(divided(first, lines, factor))
+            self._reads = self._reads or self._sampler or -1
+            self.record.order = self._orders.get(self._reads)
+            self.look()
             self._since += 1
             self.backward(lambda: original(tensors, *args, **kwargs))
         finally:
@@ -297,6 +367,7 @@ class Watch:
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
         self.record.reduces, self.record.waits = self._reduces, bool(self._waiting)
         self.record.by_hand, self.record.votes = self._reduces_by_hand, self._votes
+        self.record.seed, self.record.loads = self.seed, self._loads
         self.settle()
         keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
@@ -330,8 +401,14 @@ class Watch:
 
     def finish(self) -> None:
         """Write the weights after the last step."""
-        last = StepRecord(self.held(), reduces=self._reduces, votes=self._votes)
+        last = StepRecord(self.held(), reduces=self._reduces, votes=self._votes, lost=self.record.lost)
         keep(last, record_path(self.folder, self.rank, self.count))
+
+
+def carries_gradient(*args: Any, **kwargs: Any) -> bool:
+    """Return whether a gather is given a tensor that has a gradient, which its output has not."""
+    given = args[1] if len(args) > 1 else kwargs.get("tensor", kwargs.get("input_tensor"))
+    return torch.is_grad_enabled() and isinstance(given, torch.Tensor) and given.requires_grad
 
 
 def parameters_of(*optimizers: torch.optim.Optimizer | None) -> set[int]:
@@ -361,14 +438,35 @@ class ShardedWatch(Watch):
         around(DeviceMesh, "__init__", self._meshing)
         for clips in (nn.utils, nn.utils.clip_grad, FullyShardedDataParallel):
             around(clips, "clip_grad_norm_", self._clipping)
+        self._scalers: dict[int, float] = {}
+        """What gradients are multiplied by, by scaler."""
+        around(torch.amp.GradScaler, "scale", self._scaling)
+        for scaler in (torch.amp.GradScaler, ShardedGradScaler):
+            around(scaler, "unscale_", self._unscaling)
+        self._buffers: dict[str, str] = {}
+        self._looked = -1
+        self._changed: dict[str, torch.Tensor] = {}
+        """Weights before the last step that it changed."""
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
         super().__init__(own_files, folder, rank, steps)
 
     def _clipping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        most = float(args[1] if len(args) > 1 else kwargs["max_norm"])
+        if most < _FEW * max(self._scalers.values(), default=0.0):
+            self.record.scaled_clip = self._own_files.line() or ""
         if not self.record.unclipped:
             self.record.unclipped = {name: each.gradient for name, each in self.held().items()}
         return original(*args, **kwargs)
+
+    def _scaling(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(scaler, *args, **kwargs)
+        self._scalers[id(scaler)] = scaler.get_scale()
+        return done
+
+    def _unscaling(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        self._scalers.pop(id(scaler), None)
+        return original(scaler, *args, **kwargs)
 
     def _with_other_weights(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._begins and self._optimizers and torch.is_grad_enabled():
@@ -398,6 +496,42 @@ class ShardedWatch(Watch):
     def begin(self) -> None:
         """Keep weights as they are here: forwards, and what is between them, may change them."""
         self.record.grouped, self.record.hook, self._begun = self._grouped, self._hook, self.held()
+        self._scalers.clear()
+        self._lose()
+        self._buffers = {} if self.count else _digests()
+
+    def stepped(self) -> None:
+        """Keep what the step changed."""
+        now, begun = (
+            {name: each.weight.values for name, each in held.items()} for held in (self.held(), self._begun)
+        )
+        changed = [name for name in begun.keys() & now.keys() if not torch.equal(begun[name], now[name])]
+        self._changed = {name: begun[name] for name in changed}
+
+    def _lose(self) -> None:
+        """Note which weights that the last step changed have their old values again."""
+        now = self.held()
+        both = {name: (now[name].weight.values, old) for name, old in self._changed.items() if name in now}
+        self.record.lost = frozenset(name for name, (one, old) in both.items() if torch.equal(one, old))
+
+    def finish(self) -> None:
+        """Write the weights after the last step, and which of its changes were lost."""
+        self._lose()
+        super().finish()
+
+    def look(self) -> None:
+        """Note modules in evaluation mode, and the buffers that the first forward does not change."""
+        if self._looked == self.count:
+            return
+        self._looked = self.count
+        every = [each for root in roots() for each in root.modules()]
+        trained = [each for each in every if any(p.requires_grad for p in each.parameters(recurse=False))]
+        self.record.evaluates = bool(trained) and not any(each.training for each in trained)
+        if not self.count:
+            now = _digests()
+            self.record.buffers = {
+                name: each for name, each in self._buffers.items() if now.get(name) == each
+            }
 
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""
@@ -419,6 +553,24 @@ class ShardedWatch(Watch):
                     raise NotComparedError("parallelism by hand of parameters that a wrapper ignores")
                 found[name] = Wrapping(ignoring.place.short, f"{ignoring.api} ignores them")
         return dict(found)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Return a few letters that stand for the values of a tensor."""
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()[:8]
+
+
+def _digests() -> dict[str, str]:
+    """Return digests of all buffers of real numbers, by root and name."""
+    named = [
+        (f"{index}.{name}", each) for index, root in enumerate(roots()) for name, each in root.named_buffers()
+    ]
+    return {
+        name: digest(each)
+        for name, each in named
+        if each.is_floating_point() and not each.is_meta and each.numel() > 1
+    }
 
 
 def _refusing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
