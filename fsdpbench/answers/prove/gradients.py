@@ -34,8 +34,6 @@ _NEAR = 64
 """Machine epsilons by which the same update may differ: some dozen elementwise operations."""
 _DOUBTFUL = re.compile(r"differs by|times as large|times the unsharded one|the loss of rank")
 """Findings that rounding could be; it makes no gradient another rank's."""
-_RANDOM = 4
-"""Elements of a shard from which on equal random numbers are no chance."""
 _SIZE = re.compile(r"\d\S{0,40}(?= times)")
 
 
@@ -81,23 +79,15 @@ class Compared:
         """Return whether rounding may be what was found."""
         return self.epsilon > 1e-6 and any(_DOUBTFUL.search(what) for what, *_ in self.findings)
 
-    def add(self, step: _Step, faults: _Faults) -> None:
-        """Record the faults of parameters: one finding for all of a fault that one line wrapped."""
+    def add(self, step: _Step, faults: _Faults, line: str = "") -> None:
+        """Record the faults of parameters: one finding for all of a fault of one line."""
         alike: dict[tuple[str, Wrapping], list[str]] = {}
         for name, what in faults.items():
-            alike.setdefault((_SIZE.sub("", what), step.wrapping(name)), []).append(name)
+            wrapping = Wrapping(line) if line else step.wrapping(name)
+            alike.setdefault((_SIZE.sub("", what), wrapping), []).append(name)
         for (_, wrapping), names in alike.items():
             self.findings.append((faults[names[0]], names, step.index, wrapping))
         self.wrong |= faults.keys()
-
-    def blame(self, line: str) -> None:
-        """Say of wrong gradients that `line` gathers without them."""
-        of = [each for each in self.findings if each[0].startswith("gradient ")]
-        if of:
-            what, names = of[0][0].removeprefix("gradient "), [name for _, names, *_ in of for name in names]
-            what = f"gradient is not that of the joint loss, as what is gathered here has none ({what})"
-            others = [each for each in self.findings if each not in of]
-            self.findings = [(what, names, of[0][2], Wrapping(line)), *others]
 
     def lines(self) -> list[str]:
         """Return findings in words: the line of the script, the parameters and what is the matter."""
@@ -144,14 +134,15 @@ def compare(pair: Pair) -> Compared:
         step.require_same_data()
         step.noise, step.hidden = noise, found.hidden
         found.compared |= set(step.held)
-        found.add(step, {name: what for name in step.held if (what := _gradient(step, before, name))})
+        wrong = {name: what for name in step.held if (what := _gradient(step, before, name))}
+        joint = "gradient is not that of the joint loss, as what is gathered here has none"
+        follows = any(each.follows for each in step.reference)
+        found.add(step, dict.fromkeys(wrong, joint) if follows else wrong, pair.dropped * follows)
         known = found.wrong | (step.mean.keys() - set(step.held))
         for check in (_losses, _clipping, _updates):
             found.add(step, {name: what for name, what in check(step).items() if name not in known})
         if found.findings:
             step.require_no_vote(found)
-            if any(each.follows for each in step.reference):
-                found.blame(pair.dropped)
             break
     if apart and not found.findings:
         raise CannotJudgeError("ranks take different numbers of steps, as join() lets them")
@@ -180,7 +171,7 @@ def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
     loader, place = Wrapping(first[0].loader or first[0].place), Wrapping(first[0].place)
     if which := _readers_of_the_same(steps):
         yield f"{which} read the same data in every step", [""], 0, loader
-    if len({(each.order.seed, each.order.epoch) for each in first if each.order}) > 1:
+    if len({each.order for each in first if each.order}) > 1:
         twice = "ranks read some samples twice in an epoch, and others not at all"
         yield f"samplers shuffle by another seed or epoch on each rank: {twice}", [""], 0, loader
     buffers = [name for name in first[0].buffers if len({each.buffers.get(name) for each in first}) > 1]
@@ -202,39 +193,30 @@ def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
 
 def _equal_shards(step: _Step) -> _Faults:
     """Return the parameters whose shards begin with the same random numbers on all ranks."""
-    faults: dict[str, str] = {}
+    what, faults = "shards of all ranks begin with the same random numbers", dict[str, str]()
     for name in step.held:
         parts = [rank.held[name].weight for rank in step.sharded if name in rank.held]
-        one, *others = [each for each in parts if each.values.numel() > _RANDOM] or parts
-        apart = {each.offset for each in (one, *others)}
-        if len(apart) < 2 or one.values.numel() <= _RANDOM or one.values.numel() == math.prod(one.shape):
-            continue
-        distinct = len(one.values.unique()) > 0.9 * one.values.numel() and (one.flat or len(one.values) > 1)
-        if distinct and all(torch.equal(each.values, one.values) for each in others):
-            faults[name] = "shards of all ranks begin with the same random numbers"
+        shard, row = parts[0].values, parts[0].shape[-1:]
+        is_random = shard.numel() > math.prod(row) and len(shard.unique()) > 0.9 * shard.numel()
+        if is_random and len({each.offset for each in parts}) > 1:
+            faults |= {name: what} if all(torch.equal(each.values, shard) for each in parts) else {}
     return faults
 
 
 def _loaded_by_some(step: _Step, weights: Mapping[str, Whole]) -> _Faults:
     """Return the parameters of which some ranks alone loaded weights, and others hold shards."""
-    if len({each.loads for each in step.sharded}) == 1:
-        return {}
-    own = {name: {each.own.get(name) for each in step.reference} for name in weights}
-    what = "only some ranks load weights, and shards of the others do not have them"
-    return {
-        name: what
-        for name, each in weights.items()
-        if len(own[name]) > 1 and digest(each.values) not in own[name]
-    }
+    some = len({each.calls["load_state_dict"] for each in step.sharded}) > 1
+    own = {name: {each.own.get(name) for each in step.reference} for name in weights if some}
+    apart = [name for name, each in own.items() if len(each) > 1 and digest(weights[name].values) not in each]
+    return dict.fromkeys(apart, "only some ranks load weights, and shards of the others do not have them")
 
 
 def _lost(steps: Sequence[_Step]) -> _Faults:
     """Return the parameters whose update is lost in each step: the next one begins with the old values."""
-    every = [set().union(*(each.lost for each in step.after)) for step in steps if step.after]
-    names = set[str].intersection(*every) if every else set[str]()
-    now, after = (weights_of(rank.held for rank in each) for each in (steps[0].sharded, steps[0].after))
+    changed = ({name for each in step.after for name in each.changed} for step in steps if step.after)
+    every = [names - step.moved for names, step in zip(changed, steps, strict=False)]
     what = "updated by the optimizer of a rank, and has its old values again in the next step"
-    return {name: what for name in sorted(names) if torch.equal(now[name].values, after[name].values)}
+    return dict.fromkeys(sorted(set.intersection(*every) if every else ()), what)
 
 
 def require_apart(run: RealRun, since: int, most: int) -> None:
@@ -279,7 +261,7 @@ class _Step:
         self.votes = max(each.votes for each in (*self.sharded, *self.after))
         self.reduces = any(each.reduces for each in self.after)
         """Whether optimizers reduce gradients in their steps: then weights show what they read."""
-        self.scale, self.is_multiplied = pair.scale, pair.power > 0
+        self.scale, self.is_multiplied = pair.task.scale, pair.power > 0
         first = self.reference[0] if self.reference else StepRecord({})
         self.first, self.mean = first, first.mean
         self.own_share = tolerance(first.computes, first.summands)  # of what is not reduced
@@ -296,12 +278,10 @@ class _Step:
     def held(self) -> list[str]:
         """Return the trained parameters that the sharded run has, without those that the script itself makes
         of other tensors. Raises `CannotJudgeError` if that are all."""
-        now, after = (weights_of(rank.held for rank in each) for each in (self.sharded, self.after))
         found = sorted(self.mean.keys() & {name for rank in self.sharded for name in rank.held})
         own = [name for name in found if any(name in rank.optimized for rank in self.sharded)]
         others = [name for name in found if name not in own]
-        both = [name for name in others if name in now.keys() & after.keys()]
-        moved = [name for name in both if not torch.equal(now[name].values, after[name].values)]
+        moved = [name for name in others if name in self.moved]
         if moved and not own:
             raise CannotJudgeError(f"an optimizer has other tensors, of which the script makes {moved[0]}")
         return own if moved else found
@@ -309,14 +289,16 @@ class _Step:
     @cached_property
     def is_idle(self) -> bool:
         """Return whether no optimizer reads a gradient of the backward, and no weight changes."""
-        now, after = (weights_of(rank.held for rank in each) for each in (self.sharded, self.after))
-        moved = (
-            not torch.equal(now[name].values, each.values) for name, each in after.items() if name in now
-        )
         read = (self.read(name) for name in self.held)
         none = not any(each is not None and bool(each.values.any()) for each in read)
-        given = any(bool(self.mean[name].any()) for name in self.held)
-        return given and none and bool(after) and not any(moved)
+        return none and bool(self.after) and not self.moved and any(each.any() for each in self.mean.values())
+
+    @cached_property
+    def moved(self) -> set[str]:
+        """Return the parameters that the next step begins with other values of."""
+        now, after = (weights_of(rank.held for rank in each) for each in (self.sharded, self.after))
+        both = now.keys() & after.keys()
+        return {name for name in both if not torch.equal(now[name].values, after[name].values)}
 
     @property
     def is_ended(self) -> bool:

@@ -14,15 +14,8 @@ import msgspec
 import torch
 
 from fsdpbench.answers.check.thresholds import Thresholds
-from fsdpbench.answers.prove import gradients, simulated
-from fsdpbench.answers.prove.real_runs import (
-    Pair,
-    fails_otherwise,
-    repeated,
-    run_pair,
-    run_ranks,
-    with_rounding,
-)
+from fsdpbench.answers.prove import gradients, real_runs, simulated
+from fsdpbench.answers.prove.real_runs import Pair, fails_otherwise, run_pair, run_ranks, with_rounding
 from fsdpbench.answers.prove.verdict import Part, PartVerdict, Proof, Verdict, judged, shown, unknown
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, CannotJudgeError, error_text
@@ -217,11 +210,8 @@ class _Running:
             if right < len(found.trained):
                 return unknown(Part.GRADIENTS, f"only {said}", seen)
             if pair.dropped and not pair.task.follows:
-                none = f"what is gathered at {pair.dropped} has no gradient, and the reference with one fails"
-                return unknown(
-                    Part.GRADIENTS, f"{none}: detach() it, or use torch.distributed.nn; {said}", seen
-                )
-            lines = repeated(request.config, folder, sharded, request.limit_s) if len(done) == 1 else []
+                return unknown(Part.GRADIENTS, error_text("gradients.dropped", pair.dropped, said), seen)
+            lines = real_runs.repeated(request.config, folder, sharded, request.limit_s)
             if lines:
                 break
         return judged(Part.GRADIENTS, lines + seen, said)

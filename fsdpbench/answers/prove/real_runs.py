@@ -12,19 +12,17 @@ from pathlib import Path
 import torch
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import CannotJudgeError
+from fsdpbench.base.errors import CannotJudgeError, error_text
 from fsdpbench.engine.results.records import Status
-from fsdpbench.script.real_ranks.loss_divisors import total_of
 from fsdpbench.script.real_ranks.pieces import keep, weights_of, whole
 from fsdpbench.script.real_ranks.rank import Ended, Task, Way
-from fsdpbench.script.real_ranks.unsharded import REPEATS, updated_path
+from fsdpbench.script.real_ranks.unsharded import updated_path
 from fsdpbench.script.real_ranks.watching import MOST_STEPS, StepRecord, record_path
 from fsdpbench.sweep.trials import run_at
 
 MOST_RANKS = 16
 _STEPS = 3
-_LONG = 1000
-"""Steps of short epochs."""
+_LONG = 1000  # steps of short epochs
 _EVEN, _EXACT = 0.25, 0.01
 """Powers of two by which elements of ranks may differ in number, where a loss is multiplied by the ranks."""
 _IMPOSSIBLE = re.compile(
@@ -89,11 +87,6 @@ class Pair:
     moved: RealRun | None = None
     dropped: str = ""
 
-    @property
-    def scale(self) -> float:
-        """Return what the sum of all ranks' gradients is multiplied by."""
-        return self.task.scale
-
 
 def run_pair(
     config: Config,
@@ -121,9 +114,8 @@ def run_pair(
     first = sharded.records(0)
     dropped = next((each.dropped for each in first if each.dropped), "")
     steps = max(1, sharded.steps + sharded.is_to_blame)
-    task = Task(
-        Way.UNSHARDED, steps, weights, scale=ranks ** -(power + 1.0), seeds=tuple(each.seed for each in first)
-    )
+    seeds = tuple(each.seed for each in first)
+    task = Task(Way.UNSHARDED, steps, weights, scale=ranks ** -(power + 1.0), seeds=seeds)
     for follows, casts in (*[(True, False)] * bool(dropped), (False, False), (False, True)):
         task = replace(task, follows=follows, casts_buffers=casts)
         aside = folder / f"reference{'_follows' * follows}{'_casts' * casts}"
@@ -203,27 +195,25 @@ def _power(config: Config, folder: Path, sharded: RealRun, weights: Path, timeou
     first, own = ([abs(sum(each.losses)) for each in every] for every in (records, others))
     if not first or not own or not min(first + own):
         return 0
-    (kind, total), *every = (total_of(each.divided) for each in (records[0], *others))
-    if total and {each for each, _ in every} == {kind}:
-        times = math.log2(max(sum(each for _, each in every), 1e-300) / len(every) / total / sharded.ranks)
-        if abs(times) < (_EVEN if sharded.ranks > 2 else _EXACT):
-            return 1
+    terms = [[term for each in rank.divided for term in each.terms.values()] for rank in (*records, *others)]
+    alone, *totals = (sum(term.total for term in each) for each in terms)
+    times = sum(totals) / len(totals) / (alone or 1.0) / sharded.ranks
+    if times and abs(math.log2(times)) < (_EVEN if sharded.ranks > 2 else _EXACT):
+        return 1
     if records[0].inputs == others[0].inputs and math.isclose(first[0], own[0], rel_tol=0.01):
         return 0
     return -int(abs(math.log2(first[0] / (sum(own) / len(own)) / sharded.ranks)) < 0.5)
 
 
 def repeated(config: Config, folder: Path, sharded: RealRun, timeout_s: float) -> list[str]:
-    """Return a finding if a sampler that shuffles reads two epochs in the same order, as the script shows on
-    one rank with short epochs. Raises `CannotJudgeError` if that fails."""
+    """Return a finding if a sampler that shuffles reads two epochs in the same order, as the script of
+    `sharded` shows on one rank with short epochs. Raises `CannotJudgeError` if that fails."""
     first = sharded.records(0)[0]
-    if first.order is None or first.order.is_set:
+    if first.order is None or first.calls["set_epoch"]:
         return []
-    task = Task(Way.UNSHARDED, _LONG, epochs=True)
-    run = run_ranks(config, folder / "epochs", 1, timeout_s, task)
-    path = run.folder / REPEATS
-    if not path.exists() and run.failure:
+    said = folder / "epochs" / "alike.pt"
+    run = run_ranks(config, said.parent, 1, timeout_s, Task(Way.UNSHARDED, _LONG, epochs=said))
+    if not said.exists() and run.failure:
         raise CannotJudgeError(f"whether a second epoch has another order was not seen: {run.failure}")
-    alike = path.exists() and torch.load(path)
-    what = "the sampler reads each epoch in the order of the first: set_epoch() is not called"
-    return [f"{first.loader or first.place}: {what}"] if alike else []
+    alike = said.exists() and torch.load(said)
+    return [error_text("gradients.epoch", first.loader or first.place)] if alike else []

@@ -23,8 +23,7 @@ _PRODUCTS = {"Mul": "_saved_other", "Div": "_saved_other", "Dot": "_saved_tensor
 _MEAN = 1
 """`at::Reduction::Mean`; 0 keeps all elements, 2 adds them."""
 _OF_SUM = re.compile(r"/(?:Add|Sub)\d")
-_LOW = "(low)"
-"""In a path: a factor of a low dtype."""
+_LOW = "(low)"  # in a path, a factor of a low dtype
 _ROUNDED, _ALL_WHOLE = (torch.bfloat16, torch.float16), 128
 """From here on each number of bfloat16 is whole: it says nothing of a divisor."""
 _EVEN = 0.01
@@ -67,16 +66,6 @@ def divided(loss: torch.Tensor, lines: str, factor: float = 1.0) -> Divided:
     are sums or means."""
     with torch.no_grad():
         return Divided(lines, dict(_terms(loss.grad_fn, factor, 1.0, "")) if loss.numel() == 1 else {})
-
-
-def total_of(backwards: Iterable[Divided]) -> tuple[str, float]:
-    """Return the kind of the sum or mean that weighs most in a step, and what its elements weigh together."""
-    totals: dict[str, float] = {}
-    for each in backwards:
-        for path, term in each.terms.items():
-            kind = path.rpartition("/")[2]
-            totals[kind] = totals.get(kind, 0.0) + term.total
-    return max(totals.items(), key=lambda each: each[1], default=("", 0.0))
 
 
 def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[str, Term]]:

@@ -49,7 +49,7 @@ class Task:
     """The task of the ranks of a run. `weights`: the folder of the sharded run's weights, for its reference;
     `scale`: of the sum of gradients there; `casts_buffers`: as FSDP1 does; `moves`: as there; `plain`: with
     torch's reductions for the script's own hooks; `seeds`: of the sharded run's ranks; `follows` and
-    `epochs`: as the reference has them."""
+    `epochs`: as the watch has them."""
 
     way: Way
     steps: int = 2
@@ -60,7 +60,7 @@ class Task:
     plain: bool = False
     seeds: tuple[int, ...] = ()
     follows: bool = False
-    epochs: bool = False
+    epochs: Path | None = None
 
     def write(self, folder: Path) -> None:
         """Write the task into the folder of its run."""

@@ -25,7 +25,9 @@ import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 from torch import nn
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
+from torch.distributed.nn import functional as differentiable
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler
 
 from fsdpbench.base.torch_internals import patch, replace, tree_map_only
@@ -35,35 +37,14 @@ from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import keep, loose
 from fsdpbench.script.real_ranks.watching import Watch, carries_gradient, digest, parameters_of
-from fsdpbench.script.steps import MeasuredAllError
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """What FSDP1's mixed precision leaves alone."""
-REPEATS = "repeats.pt"
-"""The file that says whether the second epoch has the first one's number."""
 _SHORT = 2
 """Batches of a short epoch."""
 _SAME = 1e-2
 """The share by which a norm over shards may differ from that of the whole."""
-
-
-class _Gathered(torch.autograd.Function):
-    """Parts of all ranks, whose gradients are added over ranks on their way back to their owners."""
-
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, parts: torch.Tensor, group: Any, watch: Watch) -> torch.Tensor:
-        """Return the parts."""
-        ctx.shape, ctx.group, ctx.watch = own.shape, group, watch
-        return parts.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradient of this rank's part."""
-        joint = gradient.contiguous().clone()
-        _all_reduce(joint, group=ctx.group)
-        ctx.watch.record.follows |= bool(joint.any())
-        return joint.reshape(-1, *ctx.shape)[dist.get_rank(ctx.group)], None, None, None
 
 
 _Sum = tuple[torch.Tensor, torch.Tensor]
@@ -74,14 +55,13 @@ class Reference(Watch):
     """The watch of the script without sharding. Each step begins with the weights that the sharded run had
     then, from `weights` (a file for each step), and steps with the gradients that the sharded run read: so
     one difference is found once. `moves`: the share of itself in which each weight is moved at random;
-    `follows`: gradients follow what is gathered; `epochs`: they are short, and the script ends with the
-    second."""
+    `follows`: gradients follow what is gathered."""
 
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, weights: Path, scale: float):
         super().__init__(own_files, folder, rank, steps)
         self._weights, self._scale = weights, scale
         self.moves, self._generator = 0.0, torch.Generator().manual_seed(rank)
-        self.follows = self.epochs = False
+        self.follows = False
         self._parameters: dict[str, nn.Parameter] = {}
         self._known: Set[int] = frozenset()
         self._aliases: dict[str, str] = {}
@@ -117,13 +97,7 @@ class Reference(Watch):
                     parameter.mul_(1 + self.moves * random)
 
     def _batches(self, original: Any, sampler: Any) -> Any:
-        return itertools.islice(original(sampler), _SHORT if self.epochs else None)
-
-    def again(self, alike: bool) -> None:
-        """End the script before the second epoch, where epochs are short."""
-        if self.epochs:
-            keep(alike, self.folder / REPEATS)
-            raise MeasuredAllError
+        return itertools.islice(original(sampler), None if self.epochs is None else _SHORT)
 
     def finish(self) -> None:
         """Keep what the last step made of the weights."""
@@ -249,15 +223,18 @@ class Reference(Watch):
             return done
         if done is not None:
             done.wait()
-        given = dict(zip(("output", "tensor", "group"), args, strict=False)) | kwargs
-        output = next(given[each] for each in ("output", "tensor_list", "output_tensor") if each in given)
-        into = output if isinstance(output, list) else [output]
-        own = given["tensor"] if "tensor" in given else given["input_tensor"]
-        parts = torch.stack([each.detach() for each in into])
-        parts = _Gathered.apply(own, parts, given.get("group"), self)
-        for each, part in zip(into, parts, strict=True):
+        names = list(inspect.signature(original).parameters)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        into, own = given[names[0]], given[names[1]]
+        joint = torch.stack(differentiable.all_gather(own, given.get("group") or dist.group.WORLD))
+        joint.register_hook(self._following)
+        into = into if isinstance(into, list) else [into]
+        for each, part in zip(into, joint.reshape(len(into), *into[0].shape), strict=True):
             each.copy_(part)
         return done
+
+    def _following(self, gradient: torch.Tensor) -> None:
+        self.record.follows |= bool(gradient.any())
 
     def stepping(self) -> None:
         """Let the optimizer read the gradients that the sharded run's read, unless that reduces them."""
@@ -342,19 +319,12 @@ def leave_out_wrappers(casts_buffers: bool) -> None:
         setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
 
 
-def _without_recomputing(
-    function: Callable[..., Any],
-    *args: Any,
-    use_reentrant: bool | None = None,
-    context_fn: Any = None,
-    determinism_check: str = "",
-    debug: bool = False,
-    early_stop: bool = True,
-    preserve_rng_state: bool = True,
-    **kwargs: Any,
-) -> Any:
+_OF_CHECKPOINT = {*inspect.signature(checkpoint).parameters, "preserve_rng_state"}
+
+
+def _without_recomputing(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function whose activations are to be recomputed: they stay, so nothing can change meanwhile."""
-    return function(*args, **kwargs)
+    return function(*args, **{name: each for name, each in kwargs.items() if name not in _OF_CHECKPOINT})
 
 
 def _nothing(*args: Any, **kwargs: Any) -> SimpleNamespace:

@@ -8,6 +8,7 @@ import hashlib
 import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,8 +38,7 @@ from fsdpbench.script.steps import MeasuredAllError
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 _EXCHANGES = ("all_to_all", "all_to_all_single")
 _LOSSY = re.compile(r"torch\.distributed\.algorithms\..*\.(?!default_hooks|debugging_hooks)\w+_hooks?")
-_FEW = 0.02
-"""The share of a scaler's factor up to which a norm is of gradients without it."""
+_FEW = 0.02  # of a scaler's factor: up to it a norm is of gradients without that factor
 _SMALL = 1024
 """Elements of a tensor up to which it holds norms and counts rather than gradients."""
 _GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
@@ -57,15 +57,6 @@ class Wrapping:
 
     place: str = ""
     how: str = ""
-
-
-@dataclass(frozen=True)
-class Order:
-    """How a sampler that shuffles began an epoch; `is_set`: the script gave it the number of one."""
-
-    seed: int
-    epoch: int
-    is_set: bool
 
 
 @dataclass
@@ -115,26 +106,18 @@ class StepRecord:
     """Whether the script itself reduces tensors of several elements in or behind a backward, so far."""
     votes: str = ""
     """The line where it reduces or gathers whole numbers instead of gradients, so far."""
-    seed: int = 0
-    """The seed that this rank got when the first optimizer was made."""
-    order: Order | None = None
-    """The order in which training reads."""
-    dropped: str = ""
-    """The line where it gathers a tensor whose gradient does not follow."""
-    follows: bool = False
-    """Whether a gradient followed one there, in the reference."""
-    lost: frozenset[str] = frozenset()
-    """Weights that the last step changed, and that have their old values again."""
-    evaluates: bool = False
-    """Whether modules are in evaluation mode in a backward."""
-    scaled_clip: str = ""
-    """The line where gradients are clipped that a scaler has scaled."""
-    loads: int = 0
-    """How often modules loaded weights, so far."""
-    own: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the weights that a rank of the reference had by itself."""
-    buffers: Mapping[str, str] = field(default_factory=dict)
-    """Digests of buffers that the first forward reads, and does not change."""
+    seed: int = 0  # given when the first optimizer was made
+    order: tuple[int, int] | None = None  # seed and epoch of the sampler that shuffles for training
+    dropped: str = ""  # the line that gathers a tensor whose gradient does not follow
+    follows: bool = False  # whether it did, in the reference
+    changed: frozenset[str] = frozenset()  # weights that the last step changed
+    evaluates: bool = False  # whether modules are in evaluation mode in a backward
+    scaled_clip: str = ""  # the line that clips what a scaler has scaled
+    calls: Mapping[str, int] = field(
+        default_factory=dict
+    )  # how often the script called some functions, so far
+    own: Mapping[str, str] = field(default_factory=dict)  # digests of the weights of a rank of the reference
+    buffers: Mapping[str, str] = field(default_factory=dict)  # of those that the first forward leaves alone
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -160,8 +143,10 @@ class Watch:
         self.record = StepRecord({})
         self._own_files, self._names = own_files, Names()
         self.seed, self._unset = 0, torch.initial_seed()
-        self._orders, self._set = dict[int, Order](), set[int]()  # of samplers
-        self._sampler = self._reads = self._loads = 0
+        self._orders = dict[int, tuple[int, int]]()  # of samplers
+        self.epochs: Path | None = None  # where to say whether the second is the first again
+        self._counts = Counter[str]()
+        self._sampler = self._reads = 0
         """Those that were last asked for an epoch, and before the first backward: training reads it."""
         self._models, self._optimizers = list[nn.Module](), list[torch.optim.Optimizer]()
         self._leading: torch.optim.Optimizer | None = None
@@ -177,9 +162,9 @@ class Watch:
         for name in (*_REDUCTIONS, *_EXCHANGES, *_GATHERS):
             if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
                 around(dist, name, self._calling)
-        around(nn.Module, "load_state_dict", self._loading)
+        around(nn.Module, "load_state_dict", self._counting)
         around(DistributedSampler, "__iter__", self._beginning)
-        around(DistributedSampler, "set_epoch", self._setting)
+        around(DistributedSampler, "set_epoch", self._counting)
         around(torch.autograd, "backward", self._around_backward)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
@@ -188,9 +173,6 @@ class Watch:
 
     def begin(self) -> None:
         """Do what belongs before the first forward of a step."""
-
-    def look(self) -> None:
-        """Look at the modules before a backward."""
 
     def backward(self, run: Callable[[], None]) -> None:
         """Run a backward, and record the gradients after it."""
@@ -218,24 +200,19 @@ class Watch:
             self.held()  # before a block leaves its list
         self._models += roots()  # the script's own references end before its end is written down
 
-    def _loading(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        self._loads += 1
-        return original(module, *args, **kwargs)
-
-    def _setting(self, original: Callable[..., Any], sampler: Any, *args: Any, **kwargs: Any) -> None:
-        original(sampler, *args, **kwargs)
-        self._set.add(id(sampler))
+    def _counting(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._counts[original.__name__] += 1
+        return original(*args, **kwargs)
 
     def _beginning(self, original: Callable[..., Any], sampler: Any) -> Any:
         self._sampler = id(sampler)
         if sampler.shuffle:
-            if self._reads == self._sampler:
-                self.again(self._orders[self._reads].epoch == sampler.epoch)
-            self._orders[self._sampler] = Order(sampler.seed, sampler.epoch, self._sampler in self._set)
+            order = sampler.seed, sampler.epoch
+            if self.epochs is not None and self._reads == self._sampler:
+                keep(self._orders[self._reads] == order, self.epochs)
+                raise MeasuredAllError
+            self._orders[self._sampler] = order
         return original(sampler)
-
-    def again(self, alike: bool) -> None:
-        """Do what belongs before another epoch of training, which may have the same number."""
 
     def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         name, frame = original.__name__, sys._getframe(2)
@@ -322,7 +299,6 @@ class Watch:
             self.record.divided.append(divided(first, lines, factor))
             self._reads = self._reads or self._sampler or -1
             self.record.order = self._orders.get(self._reads)
-            self.look()
             self._since += 1
             self.backward(lambda: original(tensors, *args, **kwargs))
         finally:
@@ -367,7 +343,7 @@ class Watch:
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
         self.record.reduces, self.record.waits = self._reduces, bool(self._waiting)
         self.record.by_hand, self.record.votes = self._reduces_by_hand, self._votes
-        self.record.seed, self.record.loads = self.seed, self._loads
+        self.record.seed, self.record.calls = self.seed, self._counts
         self.settle()
         keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
@@ -401,7 +377,8 @@ class Watch:
 
     def finish(self) -> None:
         """Write the weights after the last step."""
-        last = StepRecord(self.held(), reduces=self._reduces, votes=self._votes, lost=self.record.lost)
+        last = StepRecord(self.held(), reduces=self._reduces, votes=self._votes)
+        last.changed = self.record.changed
         keep(last, record_path(self.folder, self.rank, self.count))
 
 
@@ -438,22 +415,18 @@ class ShardedWatch(Watch):
         around(DeviceMesh, "__init__", self._meshing)
         for clips in (nn.utils, nn.utils.clip_grad, FullyShardedDataParallel):
             around(clips, "clip_grad_norm_", self._clipping)
-        self._scalers: dict[int, float] = {}
-        """What gradients are multiplied by, by scaler."""
-        around(torch.amp.GradScaler, "scale", self._scaling)
-        for scaler in (torch.amp.GradScaler, ShardedGradScaler):
-            around(scaler, "unscale_", self._unscaling)
+        scaler = torch.amp.GradScaler
+        for kind, name in ((scaler, "scale"), (scaler, "unscale_"), (ShardedGradScaler, "unscale_")):
+            around(kind, name, self._scaling)
+        self._factor = 0.0  # of a scaler, until gradients are unscaled
         self._buffers: dict[str, str] = {}
-        self._looked = -1
-        self._changed: dict[str, torch.Tensor] = {}
-        """Weights before the last step that it changed."""
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
         super().__init__(own_files, folder, rank, steps)
 
     def _clipping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         most = float(args[1] if len(args) > 1 else kwargs["max_norm"])
-        if most < _FEW * max(self._scalers.values(), default=0.0):
+        if most < _FEW * self._factor:
             self.record.scaled_clip = self._own_files.line() or ""
         if not self.record.unclipped:
             self.record.unclipped = {name: each.gradient for name, each in self.held().items()}
@@ -461,12 +434,8 @@ class ShardedWatch(Watch):
 
     def _scaling(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
         done = original(scaler, *args, **kwargs)
-        self._scalers[id(scaler)] = scaler.get_scale()
+        self._factor = scaler.get_scale() if original.__name__ == "scale" else 0.0
         return done
-
-    def _unscaling(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        self._scalers.pop(id(scaler), None)
-        return original(scaler, *args, **kwargs)
 
     def _with_other_weights(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._begins and self._optimizers and torch.is_grad_enabled():
@@ -496,42 +465,22 @@ class ShardedWatch(Watch):
     def begin(self) -> None:
         """Keep weights as they are here: forwards, and what is between them, may change them."""
         self.record.grouped, self.record.hook, self._begun = self._grouped, self._hook, self.held()
-        self._scalers.clear()
-        self._lose()
-        self._buffers = {} if self.count else _digests()
+        self._factor, self._buffers = 0.0, {} if self.count else _buffers()
 
     def stepped(self) -> None:
-        """Keep what the step changed."""
-        now, begun = (
-            {name: each.weight.values for name, each in held.items()} for held in (self.held(), self._begun)
-        )
-        changed = [name for name in begun.keys() & now.keys() if not torch.equal(begun[name], now[name])]
-        self._changed = {name: begun[name] for name in changed}
+        """Note what the step changed."""
+        both = [(name, each.weight.values, self._begun.get(name)) for name, each in self.held().items()]
+        changed = (name for name, now, old in both if old and not torch.equal(now, old.weight.values))
+        self.record.changed = frozenset(changed)
 
-    def _lose(self) -> None:
-        """Note which weights that the last step changed have their old values again."""
-        now = self.held()
-        both = {name: (now[name].weight.values, old) for name, old in self._changed.items() if name in now}
-        self.record.lost = frozenset(name for name, (one, old) in both.items() if torch.equal(one, old))
-
-    def finish(self) -> None:
-        """Write the weights after the last step, and which of its changes were lost."""
-        self._lose()
-        super().finish()
-
-    def look(self) -> None:
-        """Note modules in evaluation mode, and the buffers that the first forward does not change."""
-        if self._looked == self.count:
-            return
-        self._looked = self.count
-        every = [each for root in roots() for each in root.modules()]
-        trained = [each for each in every if any(p.requires_grad for p in each.parameters(recurse=False))]
-        self.record.evaluates = bool(trained) and not any(each.training for each in trained)
-        if not self.count:
-            now = _digests()
-            self.record.buffers = {
-                name: each for name, each in self._buffers.items() if now.get(name) == each
-            }
+    def backward(self, run: Callable[[], None]) -> None:
+        """Note modules in evaluation mode, and buffers that the first forward did not change; run it."""
+        if len(self.record.losses) == 1:
+            every = [each for root in roots() for each in root.modules()]
+            trained = [each for each in every if any(p.requires_grad for p in each.parameters(recurse=False))]
+            self.record.evaluates = bool(trained) and not any(each.training for each in trained)
+            self.record.buffers = dict(self._buffers.items() & _buffers().items()) if self._buffers else {}
+        super().backward(run)
 
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""
@@ -556,21 +505,18 @@ class ShardedWatch(Watch):
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Return a few letters that stand for the values of a tensor."""
+    """Return a few letters that the values of a tensor have alone."""
     content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(content).hexdigest()[:8]
 
 
-def _digests() -> dict[str, str]:
-    """Return digests of all buffers of real numbers, by root and name."""
+def _buffers() -> dict[str, str]:
+    """Return digests of all buffers of several real numbers, by root and name."""
     named = [
         (f"{index}.{name}", each) for index, root in enumerate(roots()) for name, each in root.named_buffers()
     ]
-    return {
-        name: digest(each)
-        for name, each in named
-        if each.is_floating_point() and not each.is_meta and each.numel() > 1
-    }
+    real = {name: each for name, each in named if each.is_floating_point() and each.numel() > 1}
+    return {name: digest(each) for name, each in real.items() if not each.is_meta}
 
 
 def _refusing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
