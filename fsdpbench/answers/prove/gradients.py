@@ -25,7 +25,7 @@ from fsdpbench.answers.prove.verdict import shown
 from fsdpbench.base.errors import CannotJudgeError, error_text
 from fsdpbench.script.real_ranks.loss_divisors import uneven
 from fsdpbench.script.real_ranks.pieces import Piece, Whole, weights_of, whole
-from fsdpbench.script.real_ranks.watching import StepRecord, Wrapping, digest
+from fsdpbench.script.real_ranks.watching import StepRecord, Wrapping
 
 _Finding = tuple[str, list[str], int, Wrapping]
 _Faults = Mapping[str, str]
@@ -123,7 +123,6 @@ def compare(pair: Pair) -> Compared:
     weights = weights_of(rank.held for rank in steps[0].sharded)
     differ = "ranks begin with different weights"
     found.add(steps[0], {name: differ for name, each in weights.items() if each.apart})
-    found.add(steps[0], _loaded_by_some(steps[0], weights))
     if found.findings:
         steps[0].require_whole_model(found.wrong)
         return found
@@ -132,12 +131,13 @@ def compare(pair: Pair) -> Compared:
     _add_short_batches(found, steps)
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
-        step.noise, step.hidden = noise, found.hidden
+        step.noise, step.hidden, step.of_sums = noise, found.hidden, found.of_sums
         found.compared |= set(step.held)
         wrong = {name: what for name in step.held if (what := _gradient(step, before, name))}
-        joint = "gradient is not that of the joint loss, as what is gathered here has none"
-        follows = any(each.follows for each in step.reference)
-        found.add(step, dict.fromkeys(wrong, joint) if follows else wrong, pair.dropped * follows)
+        if any(each.follows for each in step.reference):
+            found.add(step, dict.fromkeys(wrong, error_text("gradients.gathered")), pair.dropped)
+        else:
+            found.add(step, wrong)
         known = found.wrong | (step.mean.keys() - set(step.held))
         for check in (_losses, _clipping, _updates):
             found.add(step, {name: what for name, what in check(step).items() if name not in known})
@@ -172,51 +172,33 @@ def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
     if which := _readers_of_the_same(steps):
         yield f"{which} read the same data in every step", [""], 0, loader
     if len({each.order for each in first if each.order}) > 1:
-        twice = "ranks read some samples twice in an epoch, and others not at all"
-        yield f"samplers shuffle by another seed or epoch on each rank: {twice}", [""], 0, loader
-    buffers = [name for name in first[0].buffers if len({each.buffers.get(name) for each in first}) > 1]
-    if buffers and not any(each.splits for each in first):
-        named = shown([name.partition(".")[2] for name in buffers])
-        yield f"ranks begin with different buffers ({named}), and nothing sends them", [""], 0, place
-    for step in steps:
-        still = [str(rank) for rank, each in enumerate(step.sharded) if each.evaluates]
-        if 0 < len(still) < len(first):
-            on = f"modules are in evaluation mode on rank {', '.join(still)} only"
-            yield on, [""], step.index, Wrapping(step.sharded[0].place)
+        yield error_text("gradients.orders"), [""], 0, loader
+    for step in steps if not any(each.splits for each in first) else ():
+        facts = [each.facts for each in step.sharded]
+        if apart := [name for name in facts[0] if len({each.get(name) for each in facts}) > 1]:
+            yield error_text("gradients.facts", shown(apart)), [""], step.index, place
             break
     if line := next((each.scaled_clip for step in steps for each in step.sharded if each.scaled_clip), ""):
-        what = "gradients are clipped with the factor of a GradScaler: unscale_() belongs before"
-        yield what, [""], 0, Wrapping(line)
-    if all(step.is_idle for step in steps):
-        yield "no gradient of the backward is left at optimizer.step()", [""], 0, place
+        yield error_text("gradients.scaled_clip"), [""], 0, Wrapping(line)
 
 
 def _equal_shards(step: _Step) -> _Faults:
     """Return the parameters whose shards begin with the same random numbers on all ranks."""
-    what, faults = "shards of all ranks begin with the same random numbers", dict[str, str]()
+    found = []
     for name in step.held:
         parts = [rank.held[name].weight for rank in step.sharded if name in rank.held]
         shard, row = parts[0].values, parts[0].shape[-1:]
         is_random = shard.numel() > math.prod(row) and len(shard.unique()) > 0.9 * shard.numel()
         if is_random and len({each.offset for each in parts}) > 1:
-            faults |= {name: what} if all(torch.equal(each.values, shard) for each in parts) else {}
-    return faults
-
-
-def _loaded_by_some(step: _Step, weights: Mapping[str, Whole]) -> _Faults:
-    """Return the parameters of which some ranks alone loaded weights, and others hold shards."""
-    some = len({each.calls["load_state_dict"] for each in step.sharded}) > 1
-    own = {name: {each.own.get(name) for each in step.reference} for name in weights if some}
-    apart = [name for name, each in own.items() if len(each) > 1 and digest(weights[name].values) not in each]
-    return dict.fromkeys(apart, "only some ranks load weights, and shards of the others do not have them")
+            found += [name] * all(torch.equal(each.values, shard) for each in parts)
+    return dict.fromkeys(found, error_text("gradients.equal_shards"))
 
 
 def _lost(steps: Sequence[_Step]) -> _Faults:
     """Return the parameters whose update is lost in each step: the next one begins with the old values."""
     changed = ({name for each in step.after for name in each.changed} for step in steps if step.after)
     every = [names - step.moved for names, step in zip(changed, steps, strict=False)]
-    what = "updated by the optimizer of a rank, and has its old values again in the next step"
-    return dict.fromkeys(sorted(set.intersection(*every) if every else ()), what)
+    return dict.fromkeys(sorted(set.intersection(*every) if every else ()), error_text("gradients.lost"))
 
 
 def require_apart(run: RealRun, since: int, most: int) -> None:
@@ -273,6 +255,7 @@ class _Step:
         self.floor = first.computes * math.sqrt(size / count) + absolute
         self.noise: Mapping[str, torch.Tensor] = {}
         self.hidden: set[str] = set()
+        self.of_sums = False
 
     @cached_property
     def held(self) -> list[str]:
@@ -285,13 +268,6 @@ class _Step:
         if moved and not own:
             raise CannotJudgeError(f"an optimizer has other tensors, of which the script makes {moved[0]}")
         return own if moved else found
-
-    @cached_property
-    def is_idle(self) -> bool:
-        """Return whether no optimizer reads a gradient of the backward, and no weight changes."""
-        read = (self.read(name) for name in self.held)
-        none = not any(each is not None and bool(each.values.any()) for each in read)
-        return none and bool(self.after) and not self.moved and any(each.any() for each in self.mean.values())
 
     @cached_property
     def moved(self) -> set[str]:
@@ -444,7 +420,7 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
         raise CannotJudgeError(f"the script itself reduces gradients and changes them, such as {name}'s")
     if "not divided by the" in what and step.is_multiplied:
         return f"gradient {len(pieces)} times as large: the loss is multiplied by the number of ranks"
-    if "not divided by the" in what:
+    if "not divided by the" in what and not step.of_sums:
         step.require_no_divisor(name)
     what = what or _unlike(step, before, name, distance_of(present, known))
     if name in step.noise and _DOUBTFUL.search(what):

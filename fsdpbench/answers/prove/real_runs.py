@@ -23,8 +23,7 @@ from fsdpbench.sweep.trials import run_at
 MOST_RANKS = 16
 _STEPS = 3
 _LONG = 1000  # steps of short epochs
-_EVEN, _EXACT = 0.25, 0.01
-"""Powers of two by which elements of ranks may differ in number, where a loss is multiplied by the ranks."""
+_EVEN, _EXACT = 0.25, 0.01  # powers of two by which numbers of elements may differ; of two ranks
 _IMPOSSIBLE = re.compile(
     r"NotCompared|NotImplemented|ModuleNotFound|ImportError|gloo|backend|not (?:implemented|supported)|cuda"
     r"|nccl|offline|timed out|'(?:Stream|Event)' object|torch\.cpu",
@@ -207,13 +206,11 @@ def _power(config: Config, folder: Path, sharded: RealRun, weights: Path, timeou
 
 def repeated(config: Config, folder: Path, sharded: RealRun, timeout_s: float) -> list[str]:
     """Return a finding if a sampler that shuffles reads two epochs in the same order, as the script of
-    `sharded` shows on one rank with short epochs. Raises `CannotJudgeError` if that fails."""
+    `sharded` shows on one rank with short epochs, if it comes to a second one there."""
     first = sharded.records(0)[0]
-    if first.order is None or first.calls["set_epoch"]:
+    if first.order is None:
         return []
     said = folder / "epochs" / "alike.pt"
-    run = run_ranks(config, said.parent, 1, timeout_s, Task(Way.UNSHARDED, _LONG, epochs=said))
-    if not said.exists() and run.failure:
-        raise CannotJudgeError(f"whether a second epoch has another order was not seen: {run.failure}")
+    run_ranks(config, said.parent, 1, timeout_s, Task(Way.UNSHARDED, _LONG, epochs=said))
     alike = said.exists() and torch.load(said)
     return [error_text("gradients.epoch", first.loader or first.place)] if alike else []

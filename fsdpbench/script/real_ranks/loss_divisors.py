@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 
 _PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone", "NanToNum")
-_REDUCED = "_AllReduceBackward"
-"""A loss that `torch.distributed.nn` reduces over ranks."""
+_REDUCED = "_AllReduceBackward"  # of torch.distributed.nn
 _PRODUCTS = {"Mul": "_saved_other", "Div": "_saved_other", "Dot": "_saved_tensor"}
 _MEAN = 1
 """`at::Reduction::Mean`; 0 keeps all elements, 2 adds them."""
@@ -30,8 +29,7 @@ _EVEN = 0.01
 """The share by which numbers of elements may differ: an element weighs at most that much more."""
 _ROUNDING = 1e-5
 """The share by which a mask adds up to more or less than 1, as with `mask.sum() + 1e-6`; of bfloat16 more."""
-_SAME = 1e-5
-"""The share by which the same number may differ in single precision."""
+_SAME = 1e-5  # the share by which the same number may differ in single precision
 _AUXILIARY = 0.1
 """A term of less than this share of its loss' largest weight serves training, and is any mean."""
 

@@ -106,13 +106,11 @@ class Names:
 
         taken: dict[str, int] = {}
         frozen = Counter(
-            frozenset(path for path, _ in paths)
-            for paths in every
-            if not any(each in order for _, each in paths)
+            frozenset(dict(each)) for each in every if order.keys().isdisjoint(dict(each).values())
         )
         for index in sorted(range(len(every)), key=first):
             own = [each for each in every[index] if each[1] in order]
-            if frozen[frozenset(path for path, _ in every[index])] == 1:
+            if frozen[frozenset(dict(every[index]))] == 1:
                 own = own or list(every[index])
             number = 1
             while any(taken.get(_numbered(path, number), identity) != identity for path, identity in own):
@@ -135,19 +133,11 @@ def _numbered(path: str, number: int) -> str:
     return path if number == 1 else f"{path} ({number})"
 
 
-def loose(trained: Mapping[int, nn.Parameter], known: Iterable[int]) -> dict[str, nn.Parameter]:
-    """Return the trained parameters that no module has, as the others that are `known`."""
-    inside = set(known)
-    own = [each for identity, each in trained.items() if identity not in inside]
-    return {f"parameter {number} of no module": each for number, each in enumerate(own, 1)}
-
-
 def held_parameters(trained: Mapping[int, nn.Parameter], names: Names) -> dict[str, Held]:
-    """Return all parameters of the script's modules by name, wrappers left out of the names; and those of no
-    module that have a gradient. Of modules with equal names, those with `trained` identities count."""
+    """Return all parameters of the script's modules by name, wrappers left out of the names. Of modules with
+    equal names, those with `trained` identities count."""
+    found: dict[str, Held] = {}
     every = [list(_of_root(root)) for root in roots()]
-    outside = loose(trained, (held.identity for each in every for _, held in each))
-    found = {name: _of_parameter(each) for name, each in outside.items() if each.grad is not None}
     paths = [[(path, held.identity) for path, held in each] for each in every]
     for index, named in names.of_all(paths, trained):
         each = every[index]

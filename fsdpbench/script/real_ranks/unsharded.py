@@ -35,14 +35,13 @@ from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.script.interposing import around, replace_checkpoint, replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
-from fsdpbench.script.real_ranks.pieces import keep, loose
-from fsdpbench.script.real_ranks.watching import Watch, carries_gradient, digest, parameters_of
+from fsdpbench.script.real_ranks.pieces import keep
+from fsdpbench.script.real_ranks.watching import Watch, carries_gradient, parameters_of
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """What FSDP1's mixed precision leaves alone."""
-_SHORT = 2
-"""Batches of a short epoch."""
+_SHORT = 2  # batches of a short epoch
 _SAME = 1e-2
 """The share by which a norm over shards may differ from that of the whole."""
 
@@ -83,8 +82,6 @@ class Reference(Watch):
         self._find()
         if self.count:
             self._write_updated()
-        else:
-            self.record.own = {name: digest(each) for name, each in self._parameters.items()}
         saved = self._saved(self.count)
         self._given = saved["added"][self.rank] if saved.get("added") else []
         with torch.no_grad():
@@ -264,7 +261,7 @@ class Reference(Watch):
                     named.setdefault(name, parameter)
                 else:
                     self._aliases.setdefault(name, first)
-        self._parameters = dict(sorted((loose(known, names) | named).items()))
+        self._parameters = dict(sorted(named.items()))
 
     def _saved(self, step: int) -> Any:
         path = self._weights / f"step{step}.pt"

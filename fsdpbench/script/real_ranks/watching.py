@@ -8,7 +8,6 @@ import hashlib
 import random
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,13 +110,8 @@ class StepRecord:
     dropped: str = ""  # the line that gathers a tensor whose gradient does not follow
     follows: bool = False  # whether it did, in the reference
     changed: frozenset[str] = frozenset()  # weights that the last step changed
-    evaluates: bool = False  # whether modules are in evaluation mode in a backward
     scaled_clip: str = ""  # the line that clips what a scaler has scaled
-    calls: Mapping[str, int] = field(
-        default_factory=dict
-    )  # how often the script called some functions, so far
-    own: Mapping[str, str] = field(default_factory=dict)  # digests of the weights of a rank of the reference
-    buffers: Mapping[str, str] = field(default_factory=dict)  # of those that the first forward leaves alone
+    facts: Mapping[str, object] = field(default_factory=dict)  # what is to be the same on all ranks
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -145,9 +139,7 @@ class Watch:
         self.seed, self._unset = 0, torch.initial_seed()
         self._orders = dict[int, tuple[int, int]]()  # of samplers
         self.epochs: Path | None = None  # where to say whether the second is the first again
-        self._counts = Counter[str]()
-        self._sampler = self._reads = 0
-        """Those that were last asked for an epoch, and before the first backward: training reads it."""
+        self._sampler = self._reads = 0  # last asked for an epoch; and before the first backward
         self._models, self._optimizers = list[nn.Module](), list[torch.optim.Optimizer]()
         self._leading: torch.optim.Optimizer | None = None
         self._leaders = list[torch.optim.Optimizer]()
@@ -162,9 +154,7 @@ class Watch:
         for name in (*_REDUCTIONS, *_EXCHANGES, *_GATHERS):
             if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
                 around(dist, name, self._calling)
-        around(nn.Module, "load_state_dict", self._counting)
         around(DistributedSampler, "__iter__", self._beginning)
-        around(DistributedSampler, "set_epoch", self._counting)
         around(torch.autograd, "backward", self._around_backward)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
@@ -199,10 +189,6 @@ class Watch:
         if len(self._optimizers) == 1:
             self.held()  # before a block leaves its list
         self._models += roots()  # the script's own references end before its end is written down
-
-    def _counting(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._counts[original.__name__] += 1
-        return original(*args, **kwargs)
 
     def _beginning(self, original: Callable[..., Any], sampler: Any) -> Any:
         self._sampler = id(sampler)
@@ -280,7 +266,7 @@ class Watch:
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         if tensors and len(self.record.inputs) <= len(self.record.losses) * 8:
             with contextlib.suppress(RuntimeError):  # those of torch.func have no storage
-                self.record.inputs += digest(tensors[0])
+                self.record.inputs += _digest(tensors[0])
             last = 1 if tensors[0].is_floating_point() and tensors[0].ndim > 1 else 0
             self.record.summands = max(1, *tensors[0].shape[: tensors[0].ndim - last])
 
@@ -343,7 +329,7 @@ class Watch:
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
         self.record.reduces, self.record.waits = self._reduces, bool(self._waiting)
         self.record.by_hand, self.record.votes = self._reduces_by_hand, self._votes
-        self.record.seed, self.record.calls = self.seed, self._counts
+        self.record.seed = self.seed
         self.settle()
         keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
@@ -377,8 +363,7 @@ class Watch:
 
     def finish(self) -> None:
         """Write the weights after the last step."""
-        last = StepRecord(self.held(), reduces=self._reduces, votes=self._votes)
-        last.changed = self.record.changed
+        last = StepRecord(self.held(), reduces=self._reduces, votes=self._votes, changed=self.record.changed)
         keep(last, record_path(self.folder, self.rank, self.count))
 
 
@@ -478,8 +463,8 @@ class ShardedWatch(Watch):
         if len(self.record.losses) == 1:
             every = [each for root in roots() for each in root.modules()]
             trained = [each for each in every if any(p.requires_grad for p in each.parameters(recurse=False))]
-            self.record.evaluates = bool(trained) and not any(each.training for each in trained)
-            self.record.buffers = dict(self._buffers.items() & _buffers().items()) if self._buffers else {}
+            same = dict(self._buffers.items() & _buffers().items()) if self._buffers else {}
+            self.record.facts = {"the mode of modules": any(each.training for each in trained), **same}
         super().backward(run)
 
     def wrapping(self) -> Mapping[str, Wrapping]:
@@ -504,19 +489,17 @@ class ShardedWatch(Watch):
         return dict(found)
 
 
-def digest(tensor: torch.Tensor) -> str:
-    """Return a few letters that the values of a tensor have alone."""
+def _digest(tensor: torch.Tensor) -> str:
     content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(content).hexdigest()[:8]
 
 
 def _buffers() -> dict[str, str]:
-    """Return digests of all buffers of several real numbers, by root and name."""
-    named = [
-        (f"{index}.{name}", each) for index, root in enumerate(roots()) for name, each in root.named_buffers()
-    ]
-    real = {name: each for name, each in named if each.is_floating_point() and each.numel() > 1}
-    return {name: digest(each) for name, each in real.items() if not each.is_meta}
+    """Return digests of all buffers of several real numbers, by name and root."""
+    models = enumerate(roots())
+    every = [(f"buffer {name} ({at})", each) for at, model in models for name, each in model.named_buffers()]
+    real = {name: each for name, each in every if each.is_floating_point() and each.numel() > 1}
+    return {name: _digest(each) for name, each in real.items() if not each.is_meta}
 
 
 def _refusing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
