@@ -211,7 +211,7 @@ class _Running:
                 return unknown(Part.GRADIENTS, f"only {said}", seen)
             if pair.dropped and not pair.task.follows:
                 return unknown(Part.GRADIENTS, error_text("gradients.dropped", pair.dropped, said), seen)
-            lines = real_runs.repeated(request.config, folder, sharded, request.limit_s)
+            lines = [] if done[1:] else real_runs.repeated(request.config, folder, sharded, request.limit_s)
             if lines:
                 break
         return judged(Part.GRADIENTS, lines + seen, said)
