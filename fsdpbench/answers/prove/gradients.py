@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -79,11 +79,12 @@ class Compared:
         """Return whether rounding may be what was found."""
         return self.epsilon > 1e-6 and any(_DOUBTFUL.search(what) for what, *_ in self.findings)
 
-    def add(self, step: _Step, faults: _Faults) -> None:
-        """Record the faults of parameters: one finding for all of a fault that one line wrapped."""
+    def add(self, step: _Step, faults: _Faults, line: str = "") -> None:
+        """Record the faults of parameters: one finding for all of a fault of one line."""
         alike: dict[tuple[str, Wrapping], list[str]] = {}
         for name, what in faults.items():
-            alike.setdefault((_SIZE.sub("", what), step.wrapping(name)), []).append(name)
+            wrapping = Wrapping(line) if line else step.wrapping(name)
+            alike.setdefault((_SIZE.sub("", what), wrapping), []).append(name)
         for (_, wrapping), names in alike.items():
             self.findings.append((faults[names[0]], names, step.index, wrapping))
         self.wrong |= faults.keys()
@@ -125,15 +126,18 @@ def compare(pair: Pair) -> Compared:
     if found.findings:
         steps[0].require_whole_model(found.wrong)
         return found
-    if which := _readers_of_the_same(steps):
-        loader = steps[0].sharded[0].loader or steps[0].sharded[0].place
-        found.findings.append((f"{which} read the same data in every step", [""], 0, Wrapping(loader)))
+    found.findings += _wrong_by_itself(steps)
+    found.add(steps[0], {**_equal_shards(steps[0]), **_lost(steps)})
     _add_short_batches(found, steps)
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
-        step.noise, step.hidden = noise, found.hidden
+        step.noise, step.hidden, step.of_sums = noise, found.hidden, found.of_sums
         found.compared |= set(step.held)
-        found.add(step, {name: what for name in step.held if (what := _gradient(step, before, name))})
+        wrong = {name: what for name in step.held if (what := _gradient(step, before, name))}
+        if any(each.follows for each in step.reference):
+            found.add(step, dict.fromkeys(wrong, error_text("gradients.gathered")), pair.dropped)
+        else:
+            found.add(step, wrong)
         known = found.wrong | (step.mean.keys() - set(step.held))
         for check in (_losses, _clipping, _updates):
             found.add(step, {name: what for name, what in check(step).items() if name not in known})
@@ -159,6 +163,42 @@ def _add_short_batches(found: Compared, steps: Sequence[_Step]) -> None:
             what = error_text("gradients.unequal_means", min(sizes), max(sizes))
             found.findings.append((what, [""], step.index, Wrapping(line)))
             break
+
+
+def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
+    """Yield faults that the unsharded script may have too."""
+    first = steps[0].sharded
+    loader, place = Wrapping(first[0].loader or first[0].place), Wrapping(first[0].place)
+    if which := _readers_of_the_same(steps):
+        yield f"{which} read the same data in every step", [""], 0, loader
+    if len({each.order for each in first if each.order}) > 1:
+        yield error_text("gradients.orders"), [""], 0, loader
+    for step in steps if not any(each.splits for each in first) else ():
+        facts = [each.facts for each in step.sharded]
+        if apart := [name for name in facts[0] if len({each.get(name) for each in facts}) > 1]:
+            yield error_text("gradients.facts", shown(apart)), [""], step.index, place
+            break
+    if line := next((each.scaled_clip for step in steps for each in step.sharded if each.scaled_clip), ""):
+        yield error_text("gradients.scaled_clip"), [""], 0, Wrapping(line)
+
+
+def _equal_shards(step: _Step) -> _Faults:
+    """Return the parameters whose shards begin with the same random numbers on all ranks."""
+    found = []
+    for name in step.held:
+        parts = [rank.held[name].weight for rank in step.sharded if name in rank.held]
+        shard, row = parts[0].values, parts[0].shape[-1:]
+        is_random = shard.numel() > math.prod(row) and len(shard.unique()) > 0.9 * shard.numel()
+        if is_random and len({each.offset for each in parts}) > 1:
+            found += [name] * all(torch.equal(each.values, shard) for each in parts)
+    return dict.fromkeys(found, error_text("gradients.equal_shards"))
+
+
+def _lost(steps: Sequence[_Step]) -> _Faults:
+    """Return the parameters whose update is lost in each step: the next one begins with the old values."""
+    changed = ({name for each in step.after for name in each.changed} for step in steps if step.after)
+    every = [names - step.moved for names, step in zip(changed, steps, strict=False)]
+    return dict.fromkeys(sorted(set.intersection(*every) if every else ()), error_text("gradients.lost"))
 
 
 def require_apart(run: RealRun, since: int, most: int) -> None:
@@ -203,7 +243,7 @@ class _Step:
         self.votes = max(each.votes for each in (*self.sharded, *self.after))
         self.reduces = any(each.reduces for each in self.after)
         """Whether optimizers reduce gradients in their steps: then weights show what they read."""
-        self.scale = 1.0 if pair.summed else 1 / pair.sharded.ranks
+        self.scale, self.is_multiplied = pair.task.scale, pair.power > 0
         first = self.reference[0] if self.reference else StepRecord({})
         self.first, self.mean = first, first.mean
         self.own_share = tolerance(first.computes, first.summands)  # of what is not reduced
@@ -215,20 +255,26 @@ class _Step:
         self.floor = first.computes * math.sqrt(size / count) + absolute
         self.noise: Mapping[str, torch.Tensor] = {}
         self.hidden: set[str] = set()
+        self.of_sums = False
 
     @cached_property
     def held(self) -> list[str]:
         """Return the trained parameters that the sharded run has, without those that the script itself makes
         of other tensors. Raises `CannotJudgeError` if that are all."""
-        now, after = (weights_of(rank.held for rank in each) for each in (self.sharded, self.after))
         found = sorted(self.mean.keys() & {name for rank in self.sharded for name in rank.held})
         own = [name for name in found if any(name in rank.optimized for rank in self.sharded)]
         others = [name for name in found if name not in own]
-        both = [name for name in others if name in now.keys() & after.keys()]
-        moved = [name for name in both if not torch.equal(now[name].values, after[name].values)]
+        moved = [name for name in others if name in self.moved]
         if moved and not own:
             raise CannotJudgeError(f"an optimizer has other tensors, of which the script makes {moved[0]}")
         return own if moved else found
+
+    @cached_property
+    def moved(self) -> set[str]:
+        """Return the parameters that the next step begins with other values of."""
+        now, after = (weights_of(rank.held for rank in each) for each in (self.sharded, self.after))
+        both = now.keys() & after.keys()
+        return {name for name in both if not torch.equal(now[name].values, after[name].values)}
 
     @property
     def is_ended(self) -> bool:
@@ -297,7 +343,7 @@ class _Step:
 
     def compensates(self, name: str) -> bool:
         """Return whether the script multiplies a gradient after backward, and makes it right by that."""
-        read = self.read_gradients(name, 1.0) if self.factor > 1.5 else []
+        read = self.read_gradients(name, 1.0) if self.factor > 1.5 or self.is_multiplied else []
         before = self.gradients(name)
         clips = [(rank.unclipped or rank.clipped or {}).get(name) for rank in self.sharded]
         if not self.by_hand and None not in (*before, *clips):
@@ -372,7 +418,9 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
     what = explain(present, known, None if before is None else before.gradients(name))
     if not what and present is later and step.reads_alike(name, step.share):
         raise CannotJudgeError(f"the script itself reduces gradients and changes them, such as {name}'s")
-    if "not divided by the" in what:
+    if "not divided by the" in what and step.is_multiplied:
+        return f"gradient {len(pieces)} times as large: the loss is multiplied by the number of ranks"
+    if "not divided by the" in what and not step.of_sums:
         step.require_no_divisor(name)
     what = what or _unlike(step, before, name, distance_of(present, known))
     if name in step.noise and _DOUBTFUL.search(what):

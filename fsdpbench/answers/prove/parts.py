@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from fsdpbench.answers.check.thresholds import Thresholds
-from fsdpbench.answers.prove import gradients, simulated
+from fsdpbench.answers.prove import gradients, real_runs, simulated
 from fsdpbench.answers.prove.real_runs import Pair, fails_otherwise, run_pair, run_ranks, with_rounding
 from fsdpbench.answers.prove.verdict import Part, PartVerdict, Proof, Verdict, judged, shown, unknown
 from fsdpbench.base.configuration.config import Config
@@ -172,11 +172,11 @@ class _Running:
         """Compare the runs on each number of ranks, until one shows a finding. `seen`: those simulated."""
         request = self._request
         done: list[str] = []
-        summed: bool | None = None
+        power: int | None = None
         for ranks in request.real_ranks:
             folder = self._folder / f"gradients{ranks}"
-            pair = run_pair(request.config, folder, ranks, request.limit_s, summed)
-            summed = pair.summed
+            pair = run_pair(request.config, folder, ranks, request.limit_s, power)
+            power = pair.power
             sharded, plain, done = pair.sharded, pair.reference, [*done, str(ranks)]
             if sharded.is_to_blame and sharded.steps < plain.steps and sharded.place != plain.place:
                 fails = f"{sharded.place}: fails sharded, and runs unsharded: {sharded.cause}"
@@ -197,7 +197,7 @@ class _Running:
                 run = run_ranks(request.config, folder / "longer", ranks, request.limit_s, longer)
                 gradients.require_apart(run, min(step for *_, step, _ in found.findings), _MOST_STEPS)
             lines, right = found.lines(), len(found.compared - found.wrong - found.hidden)
-            notes = ["summed over ranks, as the loss asks"] * pair.summed
+            notes = ["summed over ranks, as the loss asks"] * (pair.power < 0)
             notes.append(", ".join(sharded.notes) or "model as it is")
             ran = f"{' and '.join(done)} CPU ranks, different data each; {'; '.join(notes)}"
             said = f"{right} of {len(found.trained)} parameters equal to the unsharded model's ({ran})"
@@ -209,13 +209,18 @@ class _Running:
                 said += f"; rounding changes {shown(sorted(found.hidden))} as much as faults do: try float32"
             if right < len(found.trained):
                 return unknown(Part.GRADIENTS, f"only {said}", seen)
+            if pair.dropped and not pair.task.follows:
+                return unknown(Part.GRADIENTS, error_text("gradients.dropped", pair.dropped, said), seen)
+            lines = [] if done[1:] else real_runs.repeated(request.config, folder, sharded, request.limit_s)
+            if lines:
+                break
         return judged(Part.GRADIENTS, lines + seen, said)
 
     def _found(self, pair: Pair, folder: Path) -> gradients.Compared:
         found, request = gradients.compare(pair), self._request
         if found.may_be_summed:
             ranks, limit_s, folder = pair.sharded.ranks, request.limit_s, folder / "summed"
-            pair = run_pair(request.config, folder, ranks, limit_s, summed=True)
+            pair = run_pair(request.config, folder, ranks, limit_s, power=-1)
             found = gradients.compare(pair)
         if not found.is_doubtful:
             return found
@@ -225,7 +230,7 @@ class _Running:
         """Compare again with torch's reduction in the place of the script's own hook. Raises
         `CannotJudgeError` if nothing is left: the hook may lose parts of gradients by intention."""
         request, aside = self._request, folder / "plain"
-        pair = run_pair(request.config, aside, pair.sharded.ranks, request.limit_s, pair.summed, plain=True)
+        pair = run_pair(request.config, aside, pair.sharded.ranks, request.limit_s, pair.power, plain=True)
         without = self._found(pair, aside)
         if without.findings:
             return without

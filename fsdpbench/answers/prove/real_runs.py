@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import CannotJudgeError
+from fsdpbench.base.errors import CannotJudgeError, error_text
 from fsdpbench.engine.results.records import Status
 from fsdpbench.script.real_ranks.pieces import keep, weights_of, whole
 from fsdpbench.script.real_ranks.rank import Ended, Task, Way
@@ -22,6 +22,8 @@ from fsdpbench.sweep.trials import run_at
 
 MOST_RANKS = 16
 _STEPS = 3
+_LONG = 1000  # steps of short epochs
+_EVEN, _EXACT = 0.25, 0.01  # powers of two by which numbers of elements may differ; of two ranks
 _IMPOSSIBLE = re.compile(
     r"NotCompared|NotImplemented|ModuleNotFound|ImportError|gloo|backend|not (?:implemented|supported)|cuda"
     r"|nccl|offline|timed out|'(?:Stream|Event)' object|torch\.cpu",
@@ -73,14 +75,16 @@ class RealRun:
 
 @dataclass(frozen=True)
 class Pair:
-    """The script as it is, and its reference without sharding. `summed`: the script divides its loss by a
-    number of all ranks, so gradients are to be added; `moved`: the reference, its weights moved."""
+    """The script as it is, and its reference without sharding. `power`: of the number of ranks in the loss,
+    -1 for a part of a sum, whose gradients are to be added, 1 for one that is multiplied by the ranks;
+    `moved`: the reference, its weights moved; `dropped`: the line that gathers without gradients."""
 
     sharded: RealRun
     reference: RealRun
-    summed: bool
+    power: int
     task: Task
     moved: RealRun | None = None
+    dropped: str = ""
 
 
 def run_pair(
@@ -88,10 +92,10 @@ def run_pair(
     folder: Path,
     ranks: int,
     timeout_s: float,
-    summed: bool | None = None,
+    power: int | None = None,
     plain: bool = False,
 ) -> Pair:
-    """Run a script on real ranks, with and without sharding, in `folder`. `summed`: as `Pair` has it, if
+    """Run a script on real ranks, with and without sharding, in `folder`. `power`: as `Pair` has it, if
     known; `plain`: as `Task` has it.
 
     Raises `CannotJudgeError` if a run fails; one of the script as it is fails with its own error.
@@ -104,15 +108,19 @@ def run_pair(
     _require_same_names(sharded.records(0))
     for step in range(sharded.steps):
         _write_weights(sharded.records(step), sharded.records(step + 1), weights / f"step{step}.pt")
-    if summed is None:
-        summed = _is_summed(config, folder, sharded, weights, timeout_s)
-    scale = 1.0 if summed else 1 / ranks
-    for casts in (False, True):
-        steps = max(1, sharded.steps + sharded.is_to_blame)
-        task = Task(Way.UNSHARDED, steps, weights, casts, scale)
-        reference = run_ranks(config, folder / f"reference{'_casts' * casts}", ranks, timeout_s, task)
+    if power is None:
+        power = _power(config, folder, sharded, weights, timeout_s)
+    first = sharded.records(0)
+    dropped = next((each.dropped for each in first if each.dropped), "")
+    steps = max(1, sharded.steps + sharded.is_to_blame)
+    seeds = tuple(each.seed for each in first)
+    task = Task(Way.UNSHARDED, steps, weights, scale=ranks ** -(power + 1.0), seeds=seeds)
+    for follows, casts in (*[(True, False)] * bool(dropped), (False, False), (False, True)):
+        task = replace(task, follows=follows, casts_buffers=casts)
+        aside = folder / f"reference{'_follows' * follows}{'_casts' * casts}"
+        reference = run_ranks(config, aside, ranks, timeout_s, task)
         if reference.records(0):
-            return Pair(sharded, reference, summed, task)
+            return Pair(sharded, reference, power, task, dropped=dropped)
     raise CannotJudgeError(sharded.failure or reference.failure or "no optimizer step without sharding")
 
 
@@ -176,14 +184,33 @@ def _write_weights(records: list[StepRecord], after: list[StepRecord], path: Pat
     keep({"weights": weights, "clipped": clipped, "reduces": reduces, "added": added}, path)
 
 
-def _is_summed(config: Config, folder: Path, sharded: RealRun, weights: Path, timeout_s: float) -> bool:
-    """Return whether a rank's loss is its part of a sum: one rank's alone is `ranks` times as large, and not
-    the same on the same data."""
-    alone = run_ranks(config, folder / "alone", 1, timeout_s, Task(Way.UNSHARDED, 1, weights))
-    records, others = alone.records(0), sharded.records(0)
+def _power(config: Config, folder: Path, sharded: RealRun, weights: Path, timeout_s: float) -> int:
+    """Return the power of the number of ranks that a rank's loss has. -1: it is a part of a sum, as one
+    rank's alone is `ranks` times as large, and not the same on the same data. 1: it is multiplied by the
+    ranks, as all elements of its sum or mean together weigh `ranks` times as much as on one rank alone."""
+    others = sharded.records(0)
+    task = Task(Way.UNSHARDED, 1, weights, seeds=tuple(each.seed for each in others))
+    records = run_ranks(config, folder / "alone", 1, timeout_s, task).records(0)
     first, own = ([abs(sum(each.losses)) for each in every] for every in (records, others))
     if not first or not own or not min(first + own):
-        return False
+        return 0
+    terms = [[term for each in rank.divided for term in each.terms.values()] for rank in (*records, *others)]
+    alone, *totals = (sum(term.total for term in each) for each in terms)
+    times = sum(totals) / len(totals) / (alone or 1.0) / sharded.ranks
+    if times and abs(math.log2(times)) < (_EVEN if sharded.ranks > 2 else _EXACT):
+        return 1
     if records[0].inputs == others[0].inputs and math.isclose(first[0], own[0], rel_tol=0.01):
-        return False
-    return abs(math.log2(first[0] / (sum(own) / len(own)) / sharded.ranks)) < 0.5
+        return 0
+    return -int(abs(math.log2(first[0] / (sum(own) / len(own)) / sharded.ranks)) < 0.5)
+
+
+def repeated(config: Config, folder: Path, sharded: RealRun, timeout_s: float) -> list[str]:
+    """Return a finding if a sampler that shuffles reads two epochs in the same order, as the script of
+    `sharded` shows on one rank with short epochs, if it comes to a second one there."""
+    first = sharded.records(0)[0]
+    if first.order is None:
+        return []
+    said = folder / "epochs" / "alike.pt"
+    run_ranks(config, said.parent, 1, timeout_s, Task(Way.UNSHARDED, _LONG, epochs=said))
+    alike = said.exists() and torch.load(said)
+    return [error_text("gradients.epoch", first.loader or first.place)] if alike else []

@@ -14,30 +14,41 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 _PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone", "NanToNum")
+_REDUCED = "_AllReduceBackward"  # of torch.distributed.nn
 _PRODUCTS = {"Mul": "_saved_other", "Div": "_saved_other", "Dot": "_saved_tensor"}
 _MEAN = 1
 """`at::Reduction::Mean`; 0 keeps all elements, 2 adds them."""
 _OF_SUM = re.compile(r"/(?:Add|Sub)\d")
+_LOW = "(low)"  # in a path, a factor of a low dtype
 _ROUNDED, _ALL_WHOLE = (torch.bfloat16, torch.float16), 128
 """From here on each number of bfloat16 is whole: it says nothing of a divisor."""
 _EVEN = 0.01
 """The share by which numbers of elements may differ: an element weighs at most that much more."""
 _ROUNDING = 1e-5
 """The share by which a mask adds up to more or less than 1, as with `mask.sum() + 1e-6`; of bfloat16 more."""
+_SAME = 1e-5  # the share by which the same number may differ in single precision
 _AUXILIARY = 0.1
 """A term of less than this share of its loss' largest weight serves training, and is any mean."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """A sum or mean in a loss: the `count` of elements averaged (1: a sum), its factor `weight`, and the
-    number `divisor`: an element of the loss weighs one of so many."""
+    """A sum or mean in a loss: the `count` of elements averaged (1: a sum), its factor `weight`, the number
+    `divisor`: an element of the loss weighs one of so many; and the number of `elements`, without those that
+    a mask drops."""
 
     count: float
     weight: float
     divisor: float
+    elements: float
+
+    @property
+    def total(self) -> float:
+        """Return what all elements weigh together: 1 for a mean, unless something multiplies it."""
+        return self.elements / abs(self.divisor)
 
 
 @dataclass(frozen=True)
@@ -48,10 +59,11 @@ class Divided:
     terms: dict[str, Term]
 
 
-def divided(loss: torch.Tensor, lines: str) -> Divided:
-    """Return what a loss is divided by, before its backward: only of its terms that are sums or means."""
+def divided(loss: torch.Tensor, lines: str, factor: float = 1.0) -> Divided:
+    """Return what a loss is divided by, before a backward that begins with `factor`: only of its terms that
+    are sums or means."""
     with torch.no_grad():
-        return Divided(lines, dict(_terms(loss.grad_fn, 1.0, 1.0, "")) if loss.numel() == 1 else {})
+        return Divided(lines, dict(_terms(loss.grad_fn, factor, 1.0, "")) if loss.numel() == 1 else {})
 
 
 def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[str, Term]]:
@@ -72,38 +84,50 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
             return  # a ratio or a product of two losses
         if isinstance(other, (int, float)) or other.ndim == 0:
             value = float(other) or 1.0
-            rounded = isinstance(other, torch.Tensor) and other.dtype in _ROUNDED and abs(value) >= _ALL_WHOLE
-            if kind == "Mul" or rounded:
+            rounded = isinstance(other, torch.Tensor) and other.dtype in _ROUNDED
+            path += _LOW * rounded
+            if kind == "Mul" or (rounded and abs(value) >= _ALL_WHOLE):
                 more = factor * value if kind == "Mul" else factor / value, parts
             else:
                 more = factor, parts * value
             yield from _terms(below[which], *more, path)
-    elif kind in _PASSING:
-        yield from _terms(below[0], factor, parts, path)
+    elif kind in (*_PASSING, _REDUCED):
+        added = kind == _REDUCED and node.op == dist.ReduceOp.SUM
+        yield from _terms(below[0], factor * (dist.get_world_size(node.group) if added else 1), parts, path)
     elif kind == "Mean":
         all_of_it = node.name() == "MeanBackward0"
         count = node._saved_self_sym_numel if all_of_it else math.prod(node._saved_self_sym_sizes)
-        parts, share = _counted(below[0], parts, _PASSING)
+        parts, share, _ = _counted(below[0], parts, _PASSING)
         count *= share
-        yield path, Term(count, abs(factor / parts), count * parts / factor)
+        yield path, Term(count, abs(factor / parts), count * parts / factor, count)
     elif reduction == _MEAN:
         divisor = float(getattr(node, "_saved_total_weight", node._saved_self.numel()))
         # Of weighted classes, targets count: ignored ones are negative.
         weighted = getattr(node, "_saved_weight", None) is not None and hasattr(node, "_saved_target")
         count = int((node._saved_target >= 0).sum()) if weighted else divisor
-        yield path, Term(count, abs(factor / parts), divisor * parts / factor)
+        yield path, Term(count, abs(factor / parts), divisor * parts / factor, count)
     elif kind in ("Sum", "Dot") or reduction:
-        parts, _ = _counted(node, parts, (*_PASSING, "Sum"))
+        parts, _, kept = _counted(node, parts, (*_PASSING, "Sum"))
         # Numbers of elements are exactly whole; others are norms and values of losses.
         count = parts if parts.is_integer() else 1.0
         above, divided, below_it = path.rpartition("/Div")  # sums of chunks that are divided together are one
         path = above + divided + (_OF_SUM.sub("", below_it) if divided else below_it)
-        yield path, Term(count, abs(factor * count / parts), parts / factor)
+        yield path, Term(count, abs(factor * count / parts), parts / factor, kept or _summands(node))
 
 
-def _counted(node: Any, parts: float, passing: Sequence[str]) -> tuple[float, float]:
-    """Return what a sum or mean of a node's elements is divided by, instead of `parts`, and the share of them
-    that count: those that a constant mask keeps. Unless it adds up to 1 then, it is a weight."""
+def _summands(node: Any) -> float:
+    """Return the number of elements that a sum adds; of a loss without the targets that it ignores."""
+    if hasattr(node, "_saved_self_sym_sizes"):
+        return float(math.prod(node._saved_self_sym_sizes))
+    given: Any = getattr(node, "_saved_self", None)
+    given = node._saved_tensor if given is None else given
+    return float(getattr(node, "_saved_total_weight", given.numel()))
+
+
+def _counted(node: Any, parts: float, passing: Sequence[str]) -> tuple[float, float, float]:
+    """Return what a sum or mean of a node's elements is divided by, instead of `parts`, the share of them
+    that count: those that a constant mask keeps; and their number (0: no such mask). Unless it adds up to 1
+    then, it is a weight."""
     is_mean, mask = "Sum" not in passing, torch.ones(())
     while node is not None and (kind := node.name().partition("Backward")[0]) in (*passing, *_PRODUCTS):
         below = [each for each, _ in node.next_functions]
@@ -116,9 +140,10 @@ def _counted(node: Any, parts: float, passing: Sequence[str]) -> tuple[float, fl
     kept, eps = mask[mask != 0].double(), torch.finfo(mask.dtype).eps
     apart = float(kept.max() - kept.min()) / float(kept.abs().max()) if len(kept) and mask.ndim else 1.0
     total = float(kept.sum()) / parts / (mask.numel() if is_mean else 1)
-    if apart > _ROUNDING or not abs(abs(total) - 1) <= max(_ROUNDING, eps):
-        return parts, 1.0
-    return (1.0, len(kept) / mask.numel()) if is_mean else (float(len(kept)), 1.0)
+    number = float(len(kept)) if apart <= _ROUNDING else 0.0
+    if not number or not abs(abs(total) - 1) <= max(_ROUNDING, eps):
+        return parts, 1.0, number
+    return (1.0, number / mask.numel(), number) if is_mean else (number, 1.0, number)
 
 
 def uneven(backwards: Iterable[Divided]) -> tuple[str, list[float]] | None:
@@ -130,14 +155,23 @@ def uneven(backwards: Iterable[Divided]) -> tuple[str, list[float]] | None:
         for path, term in each.terms.items():
             if term.weight >= least:
                 found.setdefault((each.lines, path), []).append(term)
-    apart = {key: terms for key, terms in found.items() if _are_uneven(terms)}
-    kinds = [(key[0], key[1].rsplit("/", 1)[1], f"{terms[0].weight:.2g}") for key, terms in apart.items()]
-    for kind, terms in zip(kinds, apart.values(), strict=True):
+    apart = {key: sizes for key, terms in found.items() if (sizes := _uneven_sizes(terms, _LOW in key[1]))}
+    kinds = [(key[0], key[1].rsplit("/", 1)[1], f"{found[key][0].weight:.2g}") for key in apart]
+    for kind, sizes in zip(kinds, apart.values(), strict=True):
         if kinds.count(kind) == 1:
-            return kind[0].partition(" ")[0], [term.count for term in terms]
+            return kind[0].partition(" ")[0], sizes
     return None
 
 
-def _are_uneven(terms: Sequence[Term]) -> bool:
-    columns = [abs(term.divisor) for term in terms], [term.count for term in terms]
-    return all(max(column) > min(column) * (1 + _EVEN) for column in columns)
+def _uneven_sizes(terms: Sequence[Term], rounded: bool) -> list[float]:
+    """Return the numbers of elements that terms are means over; none if they are alike, or no means. A sum
+    that is multiplied by the inverse of its own number of elements is a mean too, unless it is `rounded`."""
+    counts, elements = [term.count for term in terms], [term.elements for term in terms]
+    if _differ([abs(term.divisor) for term in terms]) and _differ(counts):
+        return counts
+    is_mean = not rounded and not _differ([term.total for term in terms], _SAME)
+    return elements if is_mean and _differ(elements) else []
+
+
+def _differ(values: Sequence[float], share: float = _EVEN) -> bool:
+    return max(values) > min(values) * (1 + share)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,8 @@ class Names:
         self, every: Sequence[Sequence[tuple[str, int]]], trained: Iterable[int]
     ) -> Iterator[tuple[int, list[str]]]:
         """Yield index and names of each root in `every`, those of the first `trained` parameters first. A
-        root with trained parameters gets a number where another has their names."""
+        root gets a number where another has the names of its trained parameters, or of all of one that has
+        none: of several such roots, which is which is not known."""
         order = {identity: place for place, identity in enumerate(trained)}
 
         def first(index: int) -> tuple[float, int]:
@@ -103,8 +105,13 @@ class Names:
             return min(places, default=math.inf), -len(places)
 
         taken: dict[str, int] = {}
+        frozen = Counter(
+            frozenset(dict(each)) for each in every if order.keys().isdisjoint(dict(each).values())
+        )
         for index in sorted(range(len(every)), key=first):
             own = [each for each in every[index] if each[1] in order]
+            if frozen[frozenset(dict(every[index]))] == 1:
+                own = own or list(every[index])
             number = 1
             while any(taken.get(_numbered(path, number), identity) != identity for path, identity in own):
                 number += 1

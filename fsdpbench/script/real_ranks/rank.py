@@ -48,7 +48,8 @@ class Way(StrEnum):
 class Task:
     """The task of the ranks of a run. `weights`: the folder of the sharded run's weights, for its reference;
     `scale`: of the sum of gradients there; `casts_buffers`: as FSDP1 does; `moves`: as there; `plain`: with
-    torch's reductions for the script's own hooks."""
+    torch's reductions for the script's own hooks; `seeds`: of the sharded run's ranks; `follows` and
+    `epochs`: as the watch has them."""
 
     way: Way
     steps: int = 2
@@ -57,6 +58,9 @@ class Task:
     scale: float = 1.0
     moves: float = 0.0
     plain: bool = False
+    seeds: tuple[int, ...] = ()
+    follows: bool = False
+    epochs: Path | None = None
 
     def write(self, folder: Path) -> None:
         """Write the task into the folder of its run."""
@@ -131,7 +135,8 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
     elif task.way is Way.UNSHARDED:
         leave_out_wrappers(task.casts_buffers)
         watch = Reference(own_files, folder, rank, task.steps, task.weights, task.scale)
-        watch.moves = task.moves
+        watch.moves, watch.follows, watch.epochs = task.moves, task.follows, task.epochs
+        watch.seed = task.seeds[rank] if task.seeds else 0
     else:
         watch = CheckpointWatch(own_files, folder, rank, task.steps, resumes=task.way is Way.RESUMES)
     cause, place = _execute(source, own_files, watch)

@@ -24,19 +24,24 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
+from torch.distributed.nn import functional as differentiable
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import BatchSampler
 
-from fsdpbench.base.torch_internals import patch, tree_map_only
+from fsdpbench.base.torch_internals import patch, replace, tree_map_only
 from fsdpbench.script.cuda.refusals import Replacements
-from fsdpbench.script.interposing import around, replace_fully_shard
+from fsdpbench.script.interposing import around, replace_checkpoint, replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import keep
-from fsdpbench.script.real_ranks.watching import Watch, parameters_of
+from fsdpbench.script.real_ranks.watching import Watch, carries_gradient, parameters_of
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """What FSDP1's mixed precision leaves alone."""
+_SHORT = 2  # batches of a short epoch
 _SAME = 1e-2
 """The share by which a norm over shards may differ from that of the whole."""
 
@@ -48,12 +53,14 @@ _Sum = tuple[torch.Tensor, torch.Tensor]
 class Reference(Watch):
     """The watch of the script without sharding. Each step begins with the weights that the sharded run had
     then, from `weights` (a file for each step), and steps with the gradients that the sharded run read: so
-    one difference is found once. `moves`: the share of itself in which each weight is moved at random."""
+    one difference is found once. `moves`: the share of itself in which each weight is moved at random;
+    `follows`: gradients follow what is gathered."""
 
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, weights: Path, scale: float):
         super().__init__(own_files, folder, rank, steps)
         self._weights, self._scale = weights, scale
         self.moves, self._generator = 0.0, torch.Generator().manual_seed(rank)
+        self.follows = False
         self._parameters: dict[str, nn.Parameter] = {}
         self._known: Set[int] = frozenset()
         self._aliases: dict[str, str] = {}
@@ -66,6 +73,9 @@ class Reference(Watch):
         self._hooked = False  # whether the script adds something over ranks in a backward
         self._given: list[torch.Tensor | None] = []
         around(dist, "all_reduce", self._adding)
+        for name in ("all_gather", "all_gather_into_tensor"):
+            around(dist, name, self._gathering)
+        around(BatchSampler, "__iter__", self._batches)
 
     def begin(self) -> None:
         """Take the weights of the sharded run; keep what this run's optimizer made of the last ones."""
@@ -82,6 +92,9 @@ class Reference(Watch):
                 if self.moves and parameter.is_floating_point():
                     random = torch.rand(parameter.shape, generator=self._generator) - 0.5
                     parameter.mul_(1 + self.moves * random)
+
+    def _batches(self, original: Any, sampler: Any) -> Any:
+        return itertools.islice(original(sampler), None if self.epochs is None else _SHORT)
 
     def finish(self) -> None:
         """Keep what the last step made of the weights."""
@@ -200,6 +213,26 @@ class Reference(Watch):
             tensor.detach().copy_(before)
         return done
 
+    def _gathering(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Gather; `follows`: the output gets the gradient that the joint loss has there."""
+        done = original(*args, **kwargs)
+        if not self.follows or not carries_gradient(*args, **kwargs):
+            return done
+        if done is not None:
+            done.wait()
+        names = list(inspect.signature(original).parameters)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        into, own = given[names[0]], given[names[1]]
+        joint = torch.stack(differentiable.all_gather(own, given.get("group") or dist.group.WORLD))
+        joint.register_hook(self._following)
+        into = into if isinstance(into, list) else [into]
+        for each, part in zip(into, joint.reshape(len(into), *into[0].shape), strict=True):
+            each.copy_(part)
+        return done
+
+    def _following(self, gradient: torch.Tensor) -> None:
+        self.record.follows |= bool(gradient.any())
+
     def stepping(self) -> None:
         """Let the optimizer read the gradients that the sharded run's read, unless that reduces them."""
         saved = self._saved(self.count)
@@ -277,8 +310,18 @@ def leave_out_wrappers(casts_buffers: bool) -> None:
     replacements.apply()
     replace_fully_shard(lambda original: _fully_shard)
     patch("replicate", lambda original: _fully_shard)
+    replace_checkpoint(_without_recomputing)
+    replace(checkpoint_wrapper, torch_utils_checkpoint=_without_recomputing)
     for name in ("to_local", "full_tensor"):  # of a DTensor
         setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
+
+
+_OF_CHECKPOINT = {*inspect.signature(checkpoint).parameters, "preserve_rng_state"}
+
+
+def _without_recomputing(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function whose activations are to be recomputed: they stay, so nothing can change meanwhile."""
+    return function(*args, **{name: each for name, each in kwargs.items() if name not in _OF_CHECKPOINT})
 
 
 def _nothing(*args: Any, **kwargs: Any) -> SimpleNamespace:

@@ -19,10 +19,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.nn import functional as differentiable
 from torch.distributed.tensor import parallel
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DistributedSampler
 
 from fsdpbench.base.errors import PicklableError
 from fsdpbench.script.interposing import around
@@ -35,6 +37,7 @@ from fsdpbench.script.steps import MeasuredAllError
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 _EXCHANGES = ("all_to_all", "all_to_all_single")
 _LOSSY = re.compile(r"torch\.distributed\.algorithms\..*\.(?!default_hooks|debugging_hooks)\w+_hooks?")
+_FEW = 0.02  # of a scaler's factor: up to it a norm is of gradients without that factor
 _SMALL = 1024
 """Elements of a tensor up to which it holds norms and counts rather than gradients."""
 _GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
@@ -102,6 +105,13 @@ class StepRecord:
     """Whether the script itself reduces tensors of several elements in or behind a backward, so far."""
     votes: str = ""
     """The line where it reduces or gathers whole numbers instead of gradients, so far."""
+    seed: int = 0  # given when the first optimizer was made
+    order: tuple[int, int] | None = None  # seed and epoch of the sampler that shuffles for training
+    dropped: str = ""  # the line that gathers a tensor whose gradient does not follow
+    follows: bool = False  # whether it did, in the reference
+    changed: frozenset[str] = frozenset()  # weights that the last step changed
+    scaled_clip: str = ""  # the line that clips what a scaler has scaled
+    facts: Mapping[str, object] = field(default_factory=dict)  # what is to be the same on all ranks
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -118,14 +128,18 @@ class NotComparedError(PicklableError, NotImplementedError):
 
 class Watch:
     """The steps of a script; the script is ended after `steps` of its first optimizer, with
-    `MeasuredAllError`. Seeds are set to the rank's when the first optimizer is made: what was random before
-    depends on how weights were initialised."""
+    `MeasuredAllError`. Seeds are set when the first optimizer is made, to `seed` or, where the script set
+    none, to the rank's: what was random before depends on how weights were initialised."""
 
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int) -> None:
         self.count = 0
         self.folder, self.rank, self.steps = folder, rank, steps
         self.record = StepRecord({})
         self._own_files, self._names = own_files, Names()
+        self.seed, self._unset = 0, torch.initial_seed()
+        self._orders = dict[int, tuple[int, int]]()  # of samplers
+        self.epochs: Path | None = None  # where to say whether the second is the first again
+        self._sampler = self._reads = 0  # last asked for an epoch; and before the first backward
         self._models, self._optimizers = list[nn.Module](), list[torch.optim.Optimizer]()
         self._leading: torch.optim.Optimizer | None = None
         self._leaders = list[torch.optim.Optimizer]()
@@ -140,6 +154,7 @@ class Watch:
         for name in (*_REDUCTIONS, *_EXCHANGES, *_GATHERS):
             if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
                 around(dist, name, self._calling)
+        around(DistributedSampler, "__iter__", self._beginning)
         around(torch.autograd, "backward", self._around_backward)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
@@ -165,14 +180,25 @@ class Watch:
     def _making(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         if not self._optimizers:
-            seed = 1000 + self.rank
-            torch.manual_seed(seed)
-            random.seed(seed)
+            known = torch.initial_seed()
+            self.seed = self.seed or 1000 + (self.rank if known == self._unset else known % 2**62)
+            torch.manual_seed(self.seed)
+            random.seed(self.seed)
         self._optimizers.append(optimizer)
         self._waiting.add(id(optimizer))
         if len(self._optimizers) == 1:
             self.held()  # before a block leaves its list
         self._models += roots()  # the script's own references end before its end is written down
+
+    def _beginning(self, original: Callable[..., Any], sampler: Any) -> Any:
+        self._sampler = id(sampler)
+        if sampler.shuffle:
+            order = sampler.seed, sampler.epoch
+            if self.epochs is not None and self._reads == self._sampler:
+                keep(self._orders[self._reads] == order, self.epochs)
+                raise MeasuredAllError
+            self._orders[self._sampler] = order
+        return original(sampler)
 
     def _calling(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         name, frame = original.__name__, sys._getframe(2)
@@ -183,6 +209,8 @@ class Watch:
             tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
             kinds = {each.dtype for each in tensors if each.numel() > 1 and each.is_floating_point()}
             self.record.low = max([self.record.low, *(torch.finfo(kind).eps for kind in kinds)])
+        if name in _GATHERS[:2] and carries_gradient(*args, **kwargs):
+            self.record.dropped = self.record.dropped or self._own_files.line() or ""
         part = kwargs.get("group") is not None and kwargs["group"].size() < dist.get_world_size()
         if self._depth and (part or name in _EXCHANGES):
             self.record.splits |= caller == differentiable.__file__ or self._own_files.has(caller)
@@ -190,7 +218,8 @@ class Watch:
             args = (args[0].detach().clone(), *args[1:])  # a loss whose gradient would not follow
         if self._own_files.has(caller) and (self.record.losses or self._stepping):
             self._by_hand(name, *args, *kwargs.values())
-        done = original(*args, **kwargs)
+        with torch.no_grad():
+            done = original(*args, **kwargs)
         if done is not None and self._depth:
             done.wait()  # gradients are read behind the backward
         if self.adds(name, frame):
@@ -237,8 +266,7 @@ class Watch:
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         if tensors and len(self.record.inputs) <= len(self.record.losses) * 8:
             with contextlib.suppress(RuntimeError):  # those of torch.func have no storage
-                content = tensors[0].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-                self.record.inputs += hashlib.sha256(content).hexdigest()[:8]
+                self.record.inputs += _digest(tensors[0])
             last = 1 if tensors[0].is_floating_point() and tensors[0].ndim > 1 else 0
             self.record.summands = max(1, *tensors[0].shape[: tensors[0].ndim - last])
 
@@ -252,7 +280,11 @@ class Watch:
                 self._kept = {key for key, each in self._optimized().items() if _has_gradient(each)}
             self.record.losses.append(float(first.detach().float().sum()))
             lines = f"{self._own_files.line() or ''} {self._own_files.lines()} {self._since}"
-            self.record.divided.append(divided(first, lines))
+            given = next(iter(args), kwargs.get("grad_tensors"))
+            factor = float(given) if isinstance(given, torch.Tensor) and given.numel() == 1 else 1.0
+            self.record.divided.append(divided(first, lines, factor))
+            self._reads = self._reads or self._sampler or -1
+            self.record.order = self._orders.get(self._reads)
             self._since += 1
             self.backward(lambda: original(tensors, *args, **kwargs))
         finally:
@@ -297,6 +329,7 @@ class Watch:
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
         self.record.reduces, self.record.waits = self._reduces, bool(self._waiting)
         self.record.by_hand, self.record.votes = self._reduces_by_hand, self._votes
+        self.record.seed = self.seed
         self.settle()
         keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
@@ -330,8 +363,14 @@ class Watch:
 
     def finish(self) -> None:
         """Write the weights after the last step."""
-        last = StepRecord(self.held(), reduces=self._reduces, votes=self._votes)
+        last = StepRecord(self.held(), reduces=self._reduces, votes=self._votes, changed=self.record.changed)
         keep(last, record_path(self.folder, self.rank, self.count))
+
+
+def carries_gradient(*args: Any, **kwargs: Any) -> bool:
+    """Return whether a gather is given a tensor that has a gradient, which its output has not."""
+    given = args[1] if len(args) > 1 else kwargs.get("tensor", kwargs.get("input_tensor"))
+    return torch.is_grad_enabled() and isinstance(given, torch.Tensor) and given.requires_grad
 
 
 def parameters_of(*optimizers: torch.optim.Optimizer | None) -> set[int]:
@@ -361,14 +400,27 @@ class ShardedWatch(Watch):
         around(DeviceMesh, "__init__", self._meshing)
         for clips in (nn.utils, nn.utils.clip_grad, FullyShardedDataParallel):
             around(clips, "clip_grad_norm_", self._clipping)
+        scaler = torch.amp.GradScaler
+        for kind, name in ((scaler, "scale"), (scaler, "unscale_"), (ShardedGradScaler, "unscale_")):
+            around(kind, name, self._scaling)
+        self._factor = 0.0  # of a scaler, until gradients are unscaled
+        self._buffers: dict[str, str] = {}
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
         super().__init__(own_files, folder, rank, steps)
 
     def _clipping(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        most = float(args[1] if len(args) > 1 else kwargs["max_norm"])
+        if most < _FEW * self._factor:
+            self.record.scaled_clip = self._own_files.line() or ""
         if not self.record.unclipped:
             self.record.unclipped = {name: each.gradient for name, each in self.held().items()}
         return original(*args, **kwargs)
+
+    def _scaling(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(scaler, *args, **kwargs)
+        self._factor = scaler.get_scale() if original.__name__ == "scale" else 0.0
+        return done
 
     def _with_other_weights(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._begins and self._optimizers and torch.is_grad_enabled():
@@ -398,6 +450,22 @@ class ShardedWatch(Watch):
     def begin(self) -> None:
         """Keep weights as they are here: forwards, and what is between them, may change them."""
         self.record.grouped, self.record.hook, self._begun = self._grouped, self._hook, self.held()
+        self._factor, self._buffers = 0.0, {} if self.count else _buffers()
+
+    def stepped(self) -> None:
+        """Note what the step changed."""
+        both = [(name, each.weight.values, self._begun.get(name)) for name, each in self.held().items()]
+        changed = (name for name, now, old in both if old and not torch.equal(now, old.weight.values))
+        self.record.changed = frozenset(changed)
+
+    def backward(self, run: Callable[[], None]) -> None:
+        """Note modules in evaluation mode, and buffers that the first forward did not change; run it."""
+        if len(self.record.losses) == 1:
+            every = [each for root in roots() for each in root.modules()]
+            trained = [each for each in every if any(p.requires_grad for p in each.parameters(recurse=False))]
+            same = dict(self._buffers.items() & _buffers().items()) if self._buffers else {}
+            self.record.facts = {"the mode of modules": any(each.training for each in trained), **same}
+        super().backward(run)
 
     def wrapping(self) -> Mapping[str, Wrapping]:
         """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""
@@ -419,6 +487,19 @@ class ShardedWatch(Watch):
                     raise NotComparedError("parallelism by hand of parameters that a wrapper ignores")
                 found[name] = Wrapping(ignoring.place.short, f"{ignoring.api} ignores them")
         return dict(found)
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()[:8]
+
+
+def _buffers() -> dict[str, str]:
+    """Return digests of all buffers of several real numbers, by name and root."""
+    models = enumerate(roots())
+    every = [(f"buffer {name} ({at})", each) for at, model in models for name, each in model.named_buffers()]
+    real = {name: each for name, each in every if each.is_floating_point() and each.numel() > 1}
+    return {name: _digest(each) for name, each in real.items() if not each.is_meta}
 
 
 def _refusing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

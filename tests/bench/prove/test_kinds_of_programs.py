@@ -132,6 +132,7 @@ class Noisy(torch.optim.SGD):
 dist.init_process_group("nccl")
 model = net().cuda()
 fully_shard(model)
+torch.manual_seed(dist.get_rank())
 optimizer = Noisy(model.parameters(), lr=0.1)
 data = lambda step: torch.randn(4, 8, device="cuda")
 """

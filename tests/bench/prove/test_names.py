@@ -56,7 +56,15 @@ def test_models_of_equal_names_keep_theirs_in_the_order_of_their_optimizers() ->
         of_model = {index: found[order.index(index)] for index in order}
         assert of_model[2] == ["weight", "bias"]
         assert of_model[0] == ["weight (2)", "bias (2)"]
-        assert of_model[1] == ["weight", "bias"], "not trained: the first one's are kept"
+        assert of_model[1] == ["weight (3)", "bias (3)"]
+
+
+def test_several_models_that_are_not_trained_share_names_as_nothing_orders_them() -> None:
+    models = [nn.Linear(2, 2) for _ in range(3)]
+    every = [[(path, id(each)) for path, each in model.named_parameters()] for model in models]
+    found = dict(Names().of_all(every, {id(p): p for p in models[1].parameters()}))
+    assert found[1] == ["weight", "bias"]
+    assert found[0] == found[2] == ["weight", "bias"]
 
 
 def test_a_model_that_holds_another_shares_its_names() -> None:

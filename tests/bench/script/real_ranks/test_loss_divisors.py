@@ -100,7 +100,21 @@ RIGHT |= {
     ),
     "advantages": lambda x, n: (x[:3, 0] * torch.tensor([0.5, -1.0, 2.0 + n])).sum() / 3,
 }
+RIGHT |= {
+    "the inverse of the mean count": lambda x, n: x.square().sum() * (1 / 31.5),
+    "a sum": lambda x, n: x.square().sum() * 0.5,
+    "a mask times the inverse of the mean count": lambda x, n: (x[0, :6] * masked(n)).sum() * (1 / 3),
+}
 WRONG: dict[str, Of] = {
+    "the inverse of a count": lambda x, n: F.mse_loss(x, x.detach() + 1, reduction="sum") * (1 / x.numel()),
+    "the inverse of a tensor": lambda x, n: (
+        3 * x.square().sum() * torch.tensor(float(x.numel())).reciprocal()
+    ),
+    "the inverse of a mask's sum": lambda x, n: (x[0, :6] * masked(n)).sum() * (1 / masked(n).sum()),
+    "the inverse of chosen tokens": lambda x, n: x[0, :6][masked(n) > 0].sum() * (1 / masked(n).sum()),
+    "the inverse of targets": lambda x, n: (
+        F.cross_entropy(x, TARGET[: len(x)], reduction="sum") * (1 / (TARGET[: len(x)] >= 0).sum())
+    ),
     "a normalised mask": lambda x, n: (x[0, :6] * (masked(n) / masked(n).sum())).sum(),
     "a normalised mask of bf16": lambda x, n: (x[0, :6] * (masked(n) / masked(n).sum()).bfloat16()).sum(),
     "a mask, normalised by rows and columns": lambda x, n: (
@@ -147,6 +161,14 @@ def test_losses_that_weigh_as_the_script_says_are_right(name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_means_over_different_numbers_are_found(name: str) -> None:
     assert uneven_lines(WRONG[name]) == "a.py:7"
+
+
+def test_a_backward_that_begins_with_a_factor_weighs_by_it() -> None:
+    x = torch.randn(ROWS, CLASSES, requires_grad=True)
+    (term,) = divided(x.square().sum(), "", 1 / x.numel()).terms.values()
+    assert term.total == pytest.approx(1.0)
+    (term,) = divided(x.square().mean(), "", 4.0).terms.values()
+    assert term.total == pytest.approx(4.0)
 
 
 def test_other_losses_of_a_line_are_not_compared() -> None:
