@@ -1,4 +1,4 @@
-"""Rank 0 evaluates once, and its module stays in evaluation: its dropout is off, its norms stand still."""
+"""Rank 0 evaluates once, and its module stays in evaluation: its dropout is off, and its norms learn no statistics."""
 
 import torch
 from common import DEVICE, FAULT, STEPS, Net, loss_of, start
