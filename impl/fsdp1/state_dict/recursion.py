@@ -197,7 +197,7 @@ class WrapperStates:
                 unit.reshard()
                 unit.take_up_changes()
                 loaded = LoadedUnit(named_unit(unit, wrapper, prefix), kind)
-                loaded.take(state_dict, strict)
+                loaded.take(state_dict)
                 error_msgs.extend(loaded.errors)
                 missing_keys.extend(loaded.leave_to_module(state_dict))
         for key in [key for key in state_dict if key.startswith(prefix)]:

@@ -100,10 +100,10 @@ class LoadedUnit:
         self._kind = kind
         self.errors: list[str] = []
 
-    def take(self, state_dict: StateDict, strict: bool) -> None:
+    def take(self, state_dict: StateDict) -> None:
         """Write this rank's part of the values into the shard. A collective.
 
-        Unless ``strict``, ranks may be given different names of a tied weight.
+        Ranks may be given different names of a tied weight.
 
         Raises:
             RuntimeError: ranks were given different things.
@@ -117,7 +117,7 @@ class LoadedUnit:
         rows: dict[int, torch.Tensor] = {}
         for index, names in enumerate(self._named.names):
             given = [name for name in names if name in state_dict]
-            found.extend(map(plain_name, given if strict else given and names[:1]))
+            found.extend(map(plain_name, given and names[:1]))
             for name in given:
                 value = state_dict[name]
                 if not self._fits(name, value, segments[index].shape):

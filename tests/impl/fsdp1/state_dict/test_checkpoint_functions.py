@@ -18,21 +18,14 @@ SAVING = ("full_state_dict", "cpu_offload", "ignore_frozen_params", "flatten_opt
 LOADING = ("broadcast_from_rank0", "strict", "cpu_offload")
 
 
-def every_pair(tied: bool = False) -> Iterator[tuple[Options, Options]]:
-    """Options to save with and options to load that with, as far as they go together.
-
-    Of a weight with two names torch broadcasts one to the other ranks, which then miss the other name: rank 0
-    loads and they raise. Ours raises on all ranks, so this is left out.
-    """
+def every_pair() -> Iterator[tuple[Options, Options]]:
+    """Options to save with and options to load that with, as far as they go together."""
     for flags in itertools.product((False, True), repeat=len(SAVING)):
         save = dict(zip(SAVING, flags, strict=True))
         for others in itertools.product((False, True), repeat=len(LOADING)):
             load = {key: save[key] for key in SAVING[:3]} | dict(zip(LOADING, others, strict=True))
             rank0_saved = save["full_state_dict"] and save["cpu_offload"]
-            broadcast = load["broadcast_from_rank0"]
-            if tied and broadcast and load["strict"]:
-                continue
-            if load["full_state_dict"] if broadcast else not rank0_saved:
+            if load["full_state_dict"] if load["broadcast_from_rank0"] else not rank0_saved:
                 yield save, load
 
 
@@ -124,7 +117,9 @@ def case_as_torch(rank: int, *, pairs: list[tuple[Options, Options]], **argument
 @pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
 def test_some_options(two_ranks, strategy: str, originals: bool, tied: bool) -> None:
     arguments = {"sharding_strategy": strategy, "use_orig_params": originals, "tied": tied}
-    pairs = list(every_pair(tied))[::11]
+    pairs = list(every_pair())[::11]
+    if strategy == "NO_SHARD":  # sharded types: torch's optimizer has ShardedTensors, ours whole values
+        pairs = [pair for pair in every_pair() if pair[0]["full_state_dict"]][::5]
     assert two_ranks.run_everywhere(case_as_torch, pairs=pairs, **arguments) == [[], []]
 
 
@@ -132,7 +127,7 @@ def test_some_options(two_ranks, strategy: str, originals: bool, tied: bool) -> 
 @pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
 def test_hybrid(four_ranks, originals: bool) -> None:
     arguments = {"sharding_strategy": "HYBRID_SHARD", "mesh": (2, 2), "use_orig_params": originals}
-    pairs = list(every_pair(tied=True))[3::13]
+    pairs = list(every_pair())[3::13]
     assert four_ranks.run_everywhere(case_as_torch, pairs=pairs, tied=True, **arguments) == [[]] * 4
 
 
@@ -142,7 +137,7 @@ def test_hybrid(four_ranks, originals: bool) -> None:
 @pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
 def test_all_options(two_ranks, mesh: tuple[int, ...], originals: bool, tied: bool) -> None:
     arguments = {"mesh": mesh, "use_orig_params": originals, "tied": tied}
-    pairs = list(every_pair(tied))
+    pairs = list(every_pair())
     assert two_ranks.run_everywhere(case_as_torch, 600, pairs=pairs, **arguments) == [[], []]
 
 
