@@ -83,7 +83,7 @@ def run_rank(
             timeline.make_wait(stream, meeting)
             timeline.launch(stream, Work.COLLECTIVE, rest[1])
         elif kind == "meet" and rank in (owner, rest[0]):
-            timeline.meet(Meeting([Arrival(("meet", rest[1]), tuple(sorted((owner, rest[0]))))]))
+            timeline.coupling.meet(Meeting([Arrival(("meet", rest[1]), tuple(sorted((owner, rest[0]))))]))
         elif owner != rank:
             continue
         elif kind == "kernel":
@@ -174,7 +174,7 @@ def test_a_rank_that_ends_early_and_calls_that_differ_are_named() -> None:
         timeline.couple(link)
         timeline.add_stream()
         if link.rank:
-            timeline.meet(Meeting([Arrival((1,), (0, 1), words="a message")]))
+            timeline.coupling.meet(Meeting([Arrival((1,), (0, 1), words="a message")]))
 
     assert "rank 1 waits for rank 0: a message, and rank 0 has ended" in str(together(2, early)[1])
 
@@ -183,7 +183,7 @@ def test_a_rank_that_ends_early_and_calls_that_differ_are_named() -> None:
         timeline.couple(link)
         timeline.add_stream()
         said = ("broadcast", "all_reduce")[link.rank]
-        timeline.meet(Meeting([Arrival((1,), (0, 1), said=(said,), words=said)]))
+        timeline.coupling.meet(Meeting([Arrival((1,), (0, 1), said=(said,), words=said)]))
 
     for error in together(2, other):
         assert "rank 0: broadcast" in str(error)
