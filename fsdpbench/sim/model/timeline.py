@@ -297,12 +297,6 @@ class Timeline:
             else:
                 self._finish(changing, min(horizon, limit), until)
 
-    def couple(self, link: Link) -> None:
-        """Share one simulated time with the ranks behind `link` from now on."""
-        self.coupling = Coupling(self, link)
-        # Instead of a question in each call: ranks alone pay nothing.
-        self._settle = self.coupling.settle  # type: ignore[method-assign]
-
     def _start(self, queue: _Queue) -> None:
         """Begin the work at the head of a queue, at its ``change_at``."""
         item = queue.items.popleft()
@@ -429,6 +423,9 @@ class Coupling:
         self._timeline = timeline
         self.link = link
         self._over: list[Meeting] = []
+        timeline.coupling = self
+        # Instead of a question in each call: ranks alone pay nothing.
+        timeline._settle = self.settle  # type: ignore[method-assign]
 
     def meet(self, meeting: Meeting) -> None:
         """Block the CPU until all ranks of a meeting are there."""
