@@ -77,7 +77,10 @@ def run_script(
     `link`: to the ranks of other pipeline stages; `own`: the folder of all else that this rank writes. Raises
     `NeedsRanksError` where other stages are needed and do not run."""
     _set_environment(config, placement)
-    run = _Run(config, placement, folder, rank_0 or folder, own or folder, link)
+    if link is not None:  # all stages end after the same step
+        steps = config.measurement
+        config = replace(config, measurement=replace(steps, most_timed_steps=steps.timed_steps))
+    run = _Run(config, placement, (folder, rank_0 or folder, own or folder), link)
     status, cause = run.execute()
     return run.conclude(status, cause)
 
@@ -86,14 +89,9 @@ class _Run:
     """A script's process. Made before the script starts, it puts in place all that the script will meet."""
 
     def __init__(
-        self,
-        config: Config,
-        placement: Placement,
-        folder: Path,
-        rank_0: Path,
-        own: Path,
-        link: Link | None,
+        self, config: Config, placement: Placement, folders: tuple[Path, Path, Path], link: Link | None
     ) -> None:
+        folder, rank_0, own = folders
         assert config.script is not None
         self.source = config.script
         self.folder = folder
@@ -101,10 +99,8 @@ class _Run:
         self.device = SimDevice(config, placement)
         self.simulation = self.device.start()
         self.simulation.accelerator.flops = FlopCount()
-        self.link = link
-        if link is None and may_have_stages(config):
-            link = Link(placement.rank, [placement.rank])
-        self.simulation.couple(link)
+        alone = Link(placement.rank, [placement.rank]) if may_have_stages(config) else None
+        self.simulation.couple(link or alone)
         self.peaks = peaks = Peaks(self.simulation)
         self.requests = map_cuda(self.simulation)
         self.own_files = OwnFiles(self.source)
@@ -117,11 +113,8 @@ class _Run:
         if self.source.check_ranks:
             self.recorder = start_recording(self.simulation, folder, rank_0, self.own_files)
         trace, to_the_end = trace_path(folder, placement.rank), self.source.to_the_end
-        measurement = config.measurement
-        if link is not None and self.link is not None:  # all stages end after the same step
-            measurement = replace(measurement, most_timed_steps=measurement.timed_steps)
-        self.steps = Steps(self.simulation, measurement, trace, peaks.take, to_the_end=to_the_end)
-        self.steps.slows_link &= not self.source.check_ranks and self.link is None  # whose steps are counted
+        self.steps = Steps(self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end)
+        self.steps.slows_link &= not self.source.check_ranks and link is None  # whose steps are counted
         self._ends: list[float] = []
         self.simulation.accelerator.on_out_of_memory = self._out_of_memory
         self.optimizers = Optimizers(self.own_files)

@@ -28,7 +28,7 @@ from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, of_slowest
 from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
-from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Contention, Timeline, TimelineClock
+from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Contention, Coupling, Timeline, TimelineClock
 from fsdpbench.sim.model.trace_recorder import TraceRecorder
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator, SharedPlans
 from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
@@ -175,7 +175,7 @@ class Simulation:
         """Run beside the ranks of `link`, if there are others, or let the program ask for them."""
         self.accelerator.link = link
         if link is not None and len(link.ranks) > 1:
-            self.accelerator.timeline.couple(link)
+            Coupling(self.accelerator.timeline, link)
 
     def end(self) -> None:
         """Undo the software profile's changes; safe to call twice."""

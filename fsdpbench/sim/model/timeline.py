@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 from typing import Any, Protocol
 
 NEVER = 1 << 62
@@ -166,9 +165,8 @@ class Timeline:
         self._contention = contention or Contention()
         self._queues: list[_Queue] = []
         self._next_change = NEVER
-        self._link: Link | None = None
+        self.coupling: Coupling | None = None
         self._reached: list[Meeting] = []  # by a stream, which waits there, since the last look
-        self._over: list[Meeting] = []  # still to be passed, by time
         self.launched_ns = [0, 0, 0]  # of each kind that takes time, alone
         # Number of streams that run each kind of work now, the traffic of their collectives, and the
         # slow-down of computation (thousandths) that follows from it.
@@ -267,9 +265,9 @@ class Timeline:
         queue = self._queues[stream]
         while len(queue.items) >= self.queue_depth:
             change = self._next_change
-            if self._link is not None:
-                change = min(self._next_over, *(each.change_at for each in self._queues))
-                if self._hear(self._link, change):
+            if self.coupling is not None:
+                change = min(self.coupling.next_over, *(each.change_at for each in self._queues))
+                if self.coupling.hear(change):
                     continue
             if change == NEVER:
                 raise RuntimeError(f"deadlock: the launch queue of stream {stream} is full and never moves")
@@ -298,71 +296,6 @@ class Timeline:
                 self._start(changing)
             else:
                 self._finish(changing, min(horizon, limit), until)
-
-    def couple(self, link: Link) -> None:
-        """Share one simulated time with the ranks behind `link` from now on."""
-        self._link = link
-        # Instead of a question in each call: ranks alone pay nothing.
-        self._settle = partial(self._settle_coupled, link)  # type: ignore[method-assign]
-
-    def meet(self, meeting: Meeting) -> None:
-        """Block the CPU until all ranks of a `Meeting` are there."""
-        assert self._link is not None
-        meeting.since = self.cpu
-        self._link.arrive(meeting, min(self._next_change, self.cpu))
-        Timeline.wait_for(self, meeting)
-
-    def catch_up(self) -> None:
-        """Settle all that the device does before the CPU's present moment."""
-        self._settle(self.cpu)
-
-    def _settle_coupled(self, link: Link, limit: int, until: Marker | None = None) -> None:
-        """Settle as `_settle`, but nothing later than what other ranks may still change."""
-        while True:
-            self._tell(link, limit)
-            known = min(limit, link.bound) if link.waits else limit
-            Timeline._settle(self, min(known, self._next_over - 1), until)
-            if self._reached:
-                continue
-            if until is not None and until.time != UNSETTLED:
-                break
-            if self._over and self._next_over <= known:
-                self._pass(self._over.pop(0))
-            elif not link.waits or known == limit != NEVER:
-                break
-            else:
-                self._hear(link, min(self._next_change, self._next_over, limit))
-        if link.waits:  # beyond, other ranks may change something
-            self._next_change = min(self._next_change, min(limit, link.bound) + 1)
-        self._next_change = min(self._next_change, self._next_over)
-
-    @property
-    def _next_over(self) -> int:
-        """The end of the next meeting that is known to be over."""
-        return self._over[0].at if self._over else NEVER
-
-    def _pass(self, meeting: Meeting) -> None:
-        """Let what waits for a meeting continue."""
-        meeting.time = meeting.at
-        for queue in meeting.waiters or ():
-            self._reach_head(queue)
-        meeting.waiters = None
-
-    def _tell(self, link: Link, limit: int) -> None:
-        """Tell the other ranks where this one has arrived; its CPU does nothing before `limit`."""
-        reached, self._reached = self._reached, []
-        for meeting in reached:
-            link.arrive(meeting, min(self._next_change, limit))
-
-    def _hear(self, link: Link, change: int) -> bool:
-        """Let other ranks come to the time `change` of the next one here, or end meetings; return whether
-        either was still to happen."""
-        self._tell(link, change)
-        if not link.waits or (link.bound >= change and change != NEVER):
-            return False
-        # Not passed before their time: what is queued there must not depend on which rank is faster.
-        self._over = sorted([*self._over, *link.hear(change)], key=lambda each: each.at)
-        return True
 
     def _start(self, queue: _Queue) -> None:
         """Begin the work at the head of a queue, at its ``change_at``."""
@@ -481,6 +414,78 @@ class Timeline:
         for queue in self._queues:
             if queue.running is not None and queue.running[0] is _COLLECTIVE and queue.change_at > now:
                 queue.change_at = now + (queue.change_at - now) * rate // before
+
+
+class Coupling:
+    """A timeline among those of other ranks, behind `link`. `over`: meetings still to be passed, by time."""
+
+    def __init__(self, timeline: Timeline, link: Link) -> None:
+        self._timeline = timeline
+        self.link = link
+        self._over: list[Meeting] = []
+        timeline.coupling = self
+        # Instead of a question in each call: ranks alone pay nothing.
+        timeline._settle = self.settle  # type: ignore[method-assign]
+
+    def meet(self, meeting: Meeting) -> None:
+        """Block the CPU until all ranks of a meeting are there."""
+        timeline = self._timeline
+        meeting.since = timeline.cpu
+        self.link.arrive(meeting, min(timeline._next_change, timeline.cpu))
+        Timeline.wait_for(timeline, meeting)
+
+    def catch_up(self) -> None:
+        """Settle all that the device does before the CPU's present moment."""
+        self.settle(self._timeline.cpu)
+
+    def settle(self, limit: int, until: Marker | None = None) -> None:
+        """Settle as `Timeline._settle`, but nothing later than what other ranks may still change."""
+        timeline, link = self._timeline, self.link
+        while True:
+            self._tell(limit)
+            known = min(limit, link.bound) if link.waits else limit
+            Timeline._settle(timeline, min(known, self.next_over - 1), until)
+            if timeline._reached:
+                continue
+            if until is not None and until.time != UNSETTLED:
+                break
+            if self._over and self.next_over <= known:
+                self._pass(self._over.pop(0))
+            elif not link.waits or known == limit != NEVER:
+                break
+            else:
+                self.hear(min(timeline._next_change, self.next_over, limit))
+        if link.waits:  # beyond, other ranks may change something
+            timeline._next_change = min(timeline._next_change, min(limit, link.bound) + 1)
+        timeline._next_change = min(timeline._next_change, self.next_over)
+
+    @property
+    def next_over(self) -> int:
+        """The end of the next meeting that is known to be over."""
+        return self._over[0].at if self._over else NEVER
+
+    def _pass(self, meeting: Meeting) -> None:
+        """Let what waits for a meeting continue."""
+        meeting.time = meeting.at
+        for queue in meeting.waiters or ():
+            self._timeline._reach_head(queue)
+        meeting.waiters = None
+
+    def _tell(self, limit: int) -> None:
+        """Tell the other ranks where this one has arrived; its CPU does nothing before `limit`."""
+        reached, self._timeline._reached = self._timeline._reached, []
+        for meeting in reached:
+            self.link.arrive(meeting, min(self._timeline._next_change, limit))
+
+    def hear(self, change: int) -> bool:
+        """Let other ranks come to the time `change` of the next one here, or end meetings; return whether
+        either was still to happen."""
+        self._tell(change)
+        if not self.link.waits or (self.link.bound >= change and change != NEVER):
+            return False
+        # Not passed before their time: what is queued there must not depend on which rank is faster.
+        self._over = sorted([*self._over, *self.link.hear(change)], key=lambda each: each.at)
+        return True
 
 
 # The plain methods, also under observers: no program may rely on what the allocator happened to see.

@@ -175,4 +175,3 @@ def test_schedules_differ_in_memory_and_bubbles(run_script: RunScript) -> None:
     assert one[0] == pytest.approx(gpipe[0], rel=0.05)
     assert zero[0] < 2 * 0.9 * one[0]  # its ranks have two stages each
     assert max(one[1]) < max(gpipe[1])
-    assert one[1][0] > one[1][2]  # the first stage holds most microbatches

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.sim.model.coupling import Arrival, Exchange, Link, Member
-from fsdpbench.sim.model.timeline import Contention, Meeting, Timeline, Work
+from fsdpbench.sim.model.timeline import Contention, Coupling, Meeting, Timeline, Work
 
 STREAMS = 3
 Action = tuple[Any, ...]
@@ -73,7 +73,7 @@ def run_rank(
     """Run the part of one rank; return when it ends, and when its streams do."""
     rank, timeline = link.rank, Timeline(contention)
     timeline.queue_depth = depth
-    timeline.couple(link)
+    Coupling(timeline, link)
     for _ in range(STREAMS):
         timeline.add_stream()
     for owner, (kind, *rest) in program:
@@ -83,7 +83,7 @@ def run_rank(
             timeline.make_wait(stream, meeting)
             timeline.launch(stream, Work.COLLECTIVE, rest[1])
         elif kind == "meet" and rank in (owner, rest[0]):
-            timeline.meet(Meeting([Arrival(("meet", rest[1]), tuple(sorted((owner, rest[0]))))]))
+            timeline.coupling.meet(Meeting([Arrival(("meet", rest[1]), tuple(sorted((owner, rest[0]))))]))
         elif owner != rank:
             continue
         elif kind == "kernel":
@@ -157,7 +157,7 @@ def test_contention_does_not_depend_on_which_rank_is_faster() -> None:
 def test_ranks_that_wait_for_each_other_are_named() -> None:
     def run(link: Link) -> None:
         timeline, other = Timeline(), 1 - link.rank
-        timeline.couple(link)
+        Coupling(timeline, link)
         stream = timeline.add_stream()
         for first in (link.rank, other):
             arrival = Arrival((first,), (0, 1), words=f"message {first}")
@@ -171,19 +171,19 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
 def test_a_rank_that_ends_early_and_calls_that_differ_are_named() -> None:
     def early(link: Link) -> None:
         timeline = Timeline()
-        timeline.couple(link)
+        Coupling(timeline, link)
         timeline.add_stream()
         if link.rank:
-            timeline.meet(Meeting([Arrival((1,), (0, 1), words="a message")]))
+            timeline.coupling.meet(Meeting([Arrival((1,), (0, 1), words="a message")]))
 
     assert "rank 1 waits for rank 0: a message, and rank 0 has ended" in str(together(2, early)[1])
 
     def other(link: Link) -> None:
         timeline = Timeline()
-        timeline.couple(link)
+        Coupling(timeline, link)
         timeline.add_stream()
         said = ("broadcast", "all_reduce")[link.rank]
-        timeline.meet(Meeting([Arrival((1,), (0, 1), said=(said,), words=said)]))
+        timeline.coupling.meet(Meeting([Arrival((1,), (0, 1), said=(said,), words=said)]))
 
     for error in together(2, other):
         assert "rank 0: broadcast" in str(error)
@@ -193,7 +193,7 @@ def test_a_rank_that_ends_early_and_calls_that_differ_are_named() -> None:
 def test_a_value_is_given_up_that_could_only_come_later() -> None:
     def run(link: Link) -> Any:
         timeline = Timeline()
-        timeline.couple(link)
+        Coupling(timeline, link)
         stream = timeline.add_stream()
         meeting = Meeting([Arrival(("message",), (0, 1))])
         if link.rank:  # shows it after a message that rank 0 sends when it has continued

@@ -115,7 +115,8 @@ class StageCalls:
     def look(self, arrival: Arrival, ranks: Sequence[int]) -> dict[int, Values] | None:
         """Return what `ranks` have left at a meeting; None if they can only after this one continued."""
         timeline = self._accelerator.timeline
-        timeline.catch_up()
+        assert timeline.coupling is not None
+        timeline.coupling.catch_up()
         found = self._link.look(arrival.key, ranks, timeline.cpu)
         return None if found is None else {rank: pickle.loads(each) for rank, each in found.items()}
 
@@ -190,7 +191,9 @@ class StageCalls:
 
     def _meet(self, arrival: Arrival, payload: bytes | None) -> dict[int, Any]:
         meeting = Meeting([arrival._replace(payload=payload)])
-        self._accelerator.timeline.meet(meeting)
+        coupling = self._accelerator.timeline.coupling
+        assert coupling is not None
+        coupling.meet(meeting)
         given = meeting.payloads[arrival.key]
         return {rank: pickle.loads(each) for rank, each in given.items() if each is not None}
 
