@@ -64,6 +64,23 @@ class _Run:
     ends_well: bool = False
 
 
+_NOTHING: Iterator[object] = iter(())
+
+
+def take_error() -> BaseException | None:
+    """Clear the error that is set in Python, and return it.
+
+    While it is set calls fail, and what looks names up may: callers look up only globals before.
+    """
+    try:
+        next(_NOTHING, None)  # with a default it raises what is set
+    except SystemError as error:  # a profiler's function was called while it was set
+        return error.__cause__ or error
+    except BaseException as error:
+        return error
+    return None
+
+
 class BackwardStreams:
     """The stream of each node of backward.
 
