@@ -54,7 +54,6 @@ class Accelerator:
     `known_values` counts storages with known values, `follows_numbers` says whether values from the host are
     kept. `on_value(operation, answer, is_true)` observes values that Python reads. `copied_to_host`: whether
     tensors of the host hold data without values. `host_kind`: the type by which a script follows those.
-    `trusts_windows`: inside `istft`, which asks whether its windows overlap too little.
 
     `graph_pool`: while a captured graph runs, the stream whose memory is its private pool. `shared_plans`:
     plans of other processes; outlives a run. `sanitizer` follows every use of memory, `account` its holders;
@@ -90,7 +89,6 @@ class Accelerator:
         self.jitter: Lateness | None = None
         self.known_values = 0
         self.follows_numbers = False
-        self.trusts_windows = False
         self.copied_to_host = False
         self.host_kind: type[Tensor] | None = None
         self.on_value: Callable[[str, Any, bool], None] | None = None

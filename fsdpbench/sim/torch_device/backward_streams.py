@@ -68,16 +68,11 @@ _NOTHING: Iterator[object] = iter(())
 
 
 def take_error() -> BaseException | None:
-    """Clear the error that is set in Python, and return it.
-
-    While it is set calls fail, and what looks names up may: callers look up only globals before.
-    """
+    """Clear the error that is set in Python, and return it; until then only globals can be looked up."""
     try:
         next(_NOTHING, None)  # with a default it raises what is set
-    except SystemError as error:  # a profiler's function was called while it was set
-        return error.__cause__ or error
-    except BaseException as error:
-        return error
+    except BaseException as error:  # a `SystemError`: a profiler's function was called while it was set
+        return (error.__cause__ or error) if isinstance(error, SystemError) else error
     return None
 
 

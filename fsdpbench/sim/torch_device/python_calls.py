@@ -141,10 +141,9 @@ class PythonCalls:
                 if event == "return" and id(frame) == self._comparison:
                     self._comparison = 0
             elif event == "call":
-                code = frame.f_code
-                if code.co_name == "type_" and (error := take_error()) is not None:  # the device's guard
+                if frame.f_code.co_name == "type_" and (error := take_error()) is not None:  # device guard
                     self._accelerator.backward.errors.append(error)
-                place = id(code)
+                code, place = frame.f_code, id(frame.f_code)
                 if code.co_name == "__eq__":
                     self._comparison = id(frame)
                 elif (codes.get(place) or codes.setdefault(place, (code, _is_counted(code))))[1]:

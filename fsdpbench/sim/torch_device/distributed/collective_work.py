@@ -30,7 +30,6 @@ class CollectiveWork(Work):
         self.marker = marker
         self.held = list(tensors)
         self.results = list(tensors)
-        self.keeps_results = False
         self._blocks_cpu = blocks_cpu
 
     def wait(self, timeout: Any = None) -> bool:
@@ -42,8 +41,7 @@ class CollectiveWork(Work):
             if self._blocks_cpu:
                 timeline.wait_for(self.marker)
         self.held.clear()
-        if not self.keeps_results:
-            self.results = []
+        self.results = []
         return True
 
     def synchronize(self) -> None:

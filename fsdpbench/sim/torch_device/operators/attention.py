@@ -8,7 +8,7 @@ queries directly, the other expanded keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -217,33 +217,8 @@ def _into(name: str) -> Callable[..., Tensor]:
     return rule
 
 
-def _least_squares(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Return `lstsq`'s results of a matrix of full rank, which CUDA's only driver (gels) expects."""
-    if driver not in (None, "gels"):
-        raise RuntimeError("torch.linalg.lstsq: parameter `driver` should be one of (gels)")
-    *_, rows, columns = a.shape
-    vector = a.dim() - 1 == b.dim() and b.shape[-1] == rows
-    right = b.unsqueeze(-1) if vector else b
-    if right.dim() < 2 or right.shape[-2] != rows or right.dim() > a.dim():
-        raise RuntimeError("torch.linalg.lstsq: input.size(-2) should match other.size(-2)")
-    batch = torch.broadcast_shapes(a.shape[:-2], right.shape[:-2])
-    solution = a.new_empty((*batch, columns, right.shape[-1]))
-    residuals = a.new_empty((*batch, right.shape[-1]) if rows > columns else (0,))
-    solution = solution.squeeze(-1) if vector else solution
-    return solution, residuals, a.new_empty((0,), dtype=torch.int64), a.new_empty((0,))
-
-
-def _to_jagged(dense: Tensor, offsets: Sequence[Tensor], total_L: int | None = None) -> Tensor:
-    """Return the rows of a padded tensor; their number has to be known."""
-    if total_L is None:
-        raise NotImplementedError("the number of a jagged tensor's rows is not known")
-    return dense.new_empty((total_L, *dense.shape[2:]))
-
-
 SHAPE_RULES = {
-    "linalg_lstsq": _least_squares,
-    "geqrf": lambda a: (torch.empty_like(a), a.new_empty((*a.shape[:-2], min(a.shape[-2:])))),
-    "_padded_dense_to_jagged_forward": _to_jagged,
+    "_padded_dense_to_jagged_forward": lambda x, offsets, rows: x.new_empty((rows, *x.shape[2:])),
     **{
         f"{name}.out": _into(name)
         for name in ("_scaled_mm", "_scaled_mm_v2")
@@ -267,7 +242,7 @@ def register_shape_rules() -> torch.library.Library:
     """Give torch's meta device the rules it lacks; the caller must keep the returned library.
 
     torch has rules of `SyncBatchNorm`'s and GRUs' operators for CUDA only, and none for CTC's backward,
-    `bincount` with `minlength`, least squares, and scaled products written into a tensor. Its rules of added products
+    `bincount` with `minlength`, and scaled products written into a tensor. Its rules of added products
     multiply by the dtype of the result (`addmm` until 2.12, `baddbmm` still in 2.13).
     """
     library = torch.library.Library("aten", "IMPL", "Meta")

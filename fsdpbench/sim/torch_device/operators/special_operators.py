@@ -190,8 +190,6 @@ def _equal(
         ACCELERATOR.sanitizer.host_copy(ACCELERATOR.stream, "DtoH", second, None, blocking=True)
     ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True, device=first)
     same = name == "allclose" or first.shape == second.shape
-    if ACCELERATOR.trusts_windows:
-        return False
     if ACCELERATOR.on_value is not None:
         ACCELERATOR.on_value(f"torch.{name}", same, not same)
     return same

@@ -54,7 +54,6 @@ import torch.distributed as dist
 from fsdpbench.base.torch_internals import RecordFunctionFast, expect, patch, profiler_enabled, replace
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
-from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveWork
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
@@ -170,8 +169,6 @@ def apply_patches(accelerator: Accelerator) -> None:
     _patch_copies_of_storages(accelerator)
     _patch_contents_of_storages()
     _patch_tensors()
-    replace(torch, istft=_of_healthy_windows(torch.istft))
-    replace(torch.functional, istft=torch.istft)
     install_two_sided_parameters()
     install_host_access(accelerator)
     install_module_calls(accelerator)
@@ -308,20 +305,6 @@ def _patch_tensors() -> None:
     replace(tensor_type, data_ptr=data_ptr, __repr__=represent, __deepcopy__=deepcopy)
 
 
-def _of_healthy_windows(istft: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap `istft`: that windows overlap, which C++ reads from the device, is let pass."""
-
-    @functools.wraps(istft)
-    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
-        before, ACCELERATOR.trusts_windows = ACCELERATOR.trusts_windows, True
-        try:
-            return istft(*args, **kwargs)
-        finally:
-            ACCELERATOR.trusts_windows = before
-
-    return call
-
-
 def _patch_profiler() -> None:
     span = torch.autograd.profiler.record_function
     enter, leave = make_span_methods(span)
@@ -382,8 +365,9 @@ def _patch_distributed(accelerator: Accelerator) -> None:
     patch("verify_param_shape_across_processes", passing_to(_with_ranks_that_are_there))
     init = ddp.DistributedDataParallel.__init__
     replace(ddp.DistributedDataParallel, __init__=_without_graphs(init, accelerator))
-    set_work = dist.Reducer._set_forward_pass_work_handle
-    replace(dist.Reducer, _set_forward_pass_work_handle=_keeping_work(set_work))
+    # No rank leaves `Join` early; C++ would wait without end for a work whose part in Python is gone.
+    by_all = property(lambda self: True, lambda self, value: None)
+    ddp.DistributedDataParallel._divide_by_initial_world_size = by_all  # type: ignore[attr-defined]  # an instance's
     patch_symmetric_memory(accelerator)
     _replace_collectives_of_objects()
     _patch_checkpoint_plans()
@@ -413,20 +397,6 @@ def _without_graphs(init: Callable[..., None], accelerator: Accelerator) -> Call
         accelerator.backward.keep_accumulators(filter(tensors.is_on_device, module.parameters()))
 
     return construct
-
-
-def _keeping_work(set_work: Callable[..., None]) -> Callable[..., None]:
-    """Wrap what hands DDP's C++ the count of ranks inside `Join`: it reads it in backward, but keeps of a work
-    only the part that is not Python's, whose wait never ends."""
-    works: dict[int, CollectiveWork] = {}
-
-    def keep(reducer: Any, work: Any, *args: Any) -> None:
-        if isinstance(work, CollectiveWork):
-            work.keeps_results = True
-            works[id(reducer)] = work
-        set_work(reducer, work, *args)
-
-    return keep
 
 
 def _replace_collectives_of_objects() -> None:
