@@ -67,7 +67,7 @@ class OwnFiles:
     """The files of one script: answers by their names, as code objects have them."""
 
     def __init__(self, source: ScriptSource) -> None:
-        self._script, self._of_function = source.program[0], source.function is not None
+        self._script = source.program[0]
         self._folder = str(source.own_folder) + os.sep
         self._whole = str(Path(self._script).absolute())
         self._known: dict[str, bool] = {}
@@ -103,8 +103,8 @@ class OwnFiles:
         return Place(frames[-1].filename, frames[-1].lineno or 0) if frames else Place()
 
     def with_line(self, said: str, error: BaseException) -> str:
-        """Return what is `said` of an error; of a function's also its own line that the error passed last."""
-        place = self.last_line(error) if self._of_function else Place()
+        """Return what is `said` of an error, and the script's own line that the error passed last."""
+        place = self.last_line(error)
         text = linecache.getline(place.file, place.line).strip()
         return f"{said}, at {place.short}: {text}" if place.file else said
 

@@ -32,7 +32,8 @@ def render_page(template: str, scripts: Sequence[str] = _SCRIPTS, draws: bool = 
         autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(own_file)
     )
     # Figures stay on one line with their units; a header may continue behind an underscore or a slash.
-    environment.filters |= {"unbroken": partial(_BEFORE_UNIT.sub, "\u00a0"), "breakable": _breakable}
+    environment.filters["unbroken"] = partial(_BEFORE_UNIT.sub, "\u00a0")
+    environment.filters["breakable"] = lambda text: Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))
     return environment.get_template(template).render(
         reload_s=values.pop("reload_s", None),
         policy=policy(*filter(None, (plotly, script))),
@@ -72,10 +73,6 @@ def _seal(page: bytes, key: str) -> bytes:
 
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)")
-
-
-def _breakable(text: str) -> Markup:
-    return Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))
 
 
 def island(value: Any) -> Markup:

@@ -41,11 +41,9 @@ def to_json(content: object, indent: int | None = None, **options: bool) -> str:
     """Return `content` as JSON that every reader takes, with `options` of `json.dumps`: half a surrogate
     pair, written for a byte of a path that is not UTF-8, is written as the text of its escape."""
     text = json.dumps(content, indent=indent, **options)  # type: ignore[arg-type]
-    return _ESCAPES.sub(_readable, text) if "\\ud" in text else text
-
-
-def _readable(escape: re.Match[str]) -> str:
-    return f"\\\\{escape[1]}" if escape[1] else escape[0]
+    if "\\ud" not in text:
+        return text
+    return _ESCAPES.sub(lambda escape: f"\\\\{escape[1]}" if escape[1] else escape[0], text)
 
 
 def converted(content: object, kind: type[T]) -> T:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,15 +145,10 @@ def roofs(hardware: str | None) -> Roofs:
 def profile_like(device_name: str, memory_bytes: int) -> str | None:
     """Return the profile with the device's name and closest memory, of equals the shortest name; or None."""
     words = device_name.lower().replace("-", " ").split()
-    alike = [name for name in profile_names() if all(part in words for part in _chip_of(name))]
+    alike = [each for each in profile_names() if {*re.sub(r"-\d+gb.*", "", each).split("-")} <= {*words}]
     gib = memory_bytes / 2**30
     whole = {name: round(abs(load_profile(name).memory.capacity_gib - gib)) for name in alike}
     return min(alike, key=lambda name: (whole[name], len(name)), default=None)
-
-
-def _chip_of(profile: str) -> list[str]:
-    """Return the parts of a profile's name before its memory: `a100` of `a100-80gb`, `rtx`, `pro`, `6000`."""
-    return list(itertools.takewhile(lambda part: not part.endswith("gb"), profile.split("-")))
 
 
 def profile_of_this_machine() -> str | None:

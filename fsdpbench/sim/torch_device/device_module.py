@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Marker
 from fsdpbench.sim.model.trace_recorder import EventRecord, WaitRecord, trace_stream
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, separate_threads
+from fsdpbench.sim.torch_device.backward_streams import take_error
 from fsdpbench.sim.torch_device.distributed.symmetric import use_pool
 
 
@@ -245,14 +245,11 @@ class SimulatedDeviceGuard(DeviceGuard):
     @staticmethod
     def type_() -> Any:
         """Return the type of the device."""
-        try:
-            return _type_of_device()  # fails while an error is set
-        except SystemError as error:
-            ACCELERATOR.backward.errors.append(error.__cause__ or error)
-            return private_use_1
+        if (error := take_error()) is not None:
+            ACCELERATOR.backward.errors.append(error)
+        return private_use_1
 
 
-_type_of_device = repeat(private_use_1).__next__
 _PRIVATE_USE_1 = 20  # c10::DeviceType::PrivateUse1
 
 

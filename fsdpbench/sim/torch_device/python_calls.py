@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from fsdpbench.sim.torch_device.backward_streams import take_error
+
 _PACKAGE = os.path.dirname(os.path.abspath(sys.modules["fsdpbench"].__file__ or "")) + os.sep
 _OF_PROGRAMS = tuple(f"{_PACKAGE}{each}{os.sep}" for each in ("impl", "workloads", "systems"))
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
@@ -139,6 +141,8 @@ class PythonCalls:
                 if event == "return" and id(frame) == self._comparison:
                     self._comparison = 0
             elif event == "call":
+                if frame.f_code.co_name == "type_" and (error := take_error()) is not None:  # device guard
+                    self._accelerator.backward.errors.append(error)
                 code, place = frame.f_code, id(frame.f_code)
                 if code.co_name == "__eq__":
                     self._comparison = id(frame)

@@ -160,15 +160,12 @@ def rekey(
     groups = []
     for group in optim_state_dict["param_groups"]:
         rest = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
-        groups.append({**rest, "params": sorted(map(translate, group["params"]), key=_order)})
+        keys = sorted(map(translate, group["params"]), key=lambda key: (type(key).__name__, key))
+        groups.append({**rest, "params": keys})
     return {
         "state": {translate(key): state for key, state in optim_state_dict["state"].items()},
         "param_groups": groups,
     }
-
-
-def _order(key: Key) -> tuple[str, Any]:
-    return type(key).__name__, key
 
 
 def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -> dict[Key, Key]:

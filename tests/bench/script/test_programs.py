@@ -25,7 +25,7 @@ FILES = {path.stem: path for path in FOLDER.glob("*.py") if path.stem != "tiny"}
     path.stem: path for path in OTHERS.glob("*.py") if PRINTS in path.read_text()
 }
 PROGRAMS = sorted(FILES)
-QUICK = ("pipeline_refused", "scaler_fp16", "ends_as_python")
+QUICK = ("pipeline_refused", "scaler_fp16", "ends_as_python", "join_jagged")
 
 
 def run_in(folder: Path, name: str, run_script: RunScript, **options: object) -> ScriptRun:

@@ -88,7 +88,9 @@ def baseline_side(baseline: Baseline, path: Path) -> Side:
 def stored_side(folder: Path) -> Side:
     """Return the configurations that a sweep's folder names, all runs of each."""
     named = Store.open(folder).read_space().get("points", [])
-    if not isinstance(named, list) or not all(_is_folder_name(name) for name in named):
+    if not isinstance(named, list) or not all(
+        isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & {*name} for name in named
+    ):
         raise UsageError(f"{folder / SWEEP_FILE}: points must be a list of folders beside it")
     found: dict[str, list[Result] | str] = {}
     for name in named:
@@ -264,10 +266,6 @@ def _named_results(path: Path, results: Iterable[object]) -> dict[str, list[Resu
             raise CannotJudgeError(f"{path}: holds two configurations named {name}")
         found[name] = [result]
     return found
-
-
-def _is_folder_name(name: object) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def _began(result: Result) -> object:

@@ -218,6 +218,7 @@ def _into(name: str) -> Callable[..., Tensor]:
 
 
 SHAPE_RULES = {
+    "_padded_dense_to_jagged_forward": lambda x, offsets, rows: x.new_empty((rows, *x.shape[2:])),
     **{
         f"{name}.out": _into(name)
         for name in ("_scaled_mm", "_scaled_mm_v2")

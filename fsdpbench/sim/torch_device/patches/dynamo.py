@@ -92,7 +92,7 @@ class _StandIn(ModuleType):
         fn: Callable[..., Any] | None = None, recursive: bool = True, **about: Any
     ) -> Callable[..., Any]:
         """Return `fn`, or a decorator: without a compiler nothing needs a guard against it."""
-        return _same if fn is None else fn
+        return (lambda found: found) if fn is None else fn
 
     def __getattr__(self, name: str) -> Any:
         # A search through all modules for one of Python's own names does not need the compiler.
@@ -104,10 +104,6 @@ class _StandIn(ModuleType):
 def use_real_dynamo() -> None:
     """Replace the stand-in by the real one before something compiles; `disable` acts on later functions."""
     _real()
-
-
-def _same(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return fn
 
 
 def _real() -> ModuleType:

@@ -366,6 +366,9 @@ def _patch_distributed(accelerator: Accelerator) -> None:
     patch("verify_param_shape_across_processes", passing_to(_with_ranks_that_are_there))
     init = ddp.DistributedDataParallel.__init__
     replace(ddp.DistributedDataParallel, __init__=_without_graphs(init, accelerator))
+    # No rank leaves `Join` early; C++ would wait without end for a work whose part in Python is gone.
+    by_all = property(lambda self: True, lambda self, value: None)
+    ddp.DistributedDataParallel._divide_by_initial_world_size = by_all  # type: ignore[attr-defined]  # an instance's
     patch_symmetric_memory(accelerator)
     _replace_collectives_of_objects()
     _patch_checkpoint_plans()
