@@ -1,4 +1,4 @@
-"""Features are gathered into one tensor for a loss of all pairs, which thereby has no gradient of others."""
+"""Features are gathered into one tensor for a loss of all pairs, which so has no gradient of others."""
 
 import torch
 import torch.distributed as dist
