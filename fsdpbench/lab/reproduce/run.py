@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import TRACE_FOLDER
 from fsdpbench.engine.results.store import point_folder_name
@@ -104,7 +104,7 @@ class TracedRun:
     """
 
     words: str
-    facts: Mapping[str, Any]
+    facts: JsonObject
     timeline: Mapping[str, object] | None
     memory: Mapping[str, object] | None
 
@@ -138,7 +138,7 @@ def _traced(words: str, path: Path, contrast: Contrast, usable_bytes: int) -> Tr
     return TracedRun(words, _facts(analysis), timeline, memory)
 
 
-def _facts(analysis: RankAnalysis) -> dict[str, Any]:
+def _facts(analysis: RankAnalysis) -> JsonObject:
     """Figures of the last traced step."""
     step = analysis.steps[-1]
     retries = [each for each in analysis.memory.retries if each.step == step.index]

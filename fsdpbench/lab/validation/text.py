@@ -6,7 +6,6 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
 from markupsafe import Markup
@@ -46,7 +45,7 @@ def _common(
     bars: Sequence[Bar],
     held_out: Sequence[HeldOut],
     judged: Sequence[Judged],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return what both templates read."""
     return {
         "identity": id,
