@@ -24,7 +24,7 @@ import msgspec
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import UsageError, error_text
-from fsdpbench.base.files.documents import table_beside
+from fsdpbench.base.files.documents import rendered_beside, table_beside
 from fsdpbench.base.numbers import finite_number
 from fsdpbench.base.settings import show_value
 from fsdpbench.engine.results.residuals.widths import APART
@@ -263,31 +263,17 @@ def _alike(one: float, other: float) -> bool:
 
 def lines(found: Expectation) -> list[str]:
     """Return the answer as text: the verdict, what was expected, and the causes with what to look at."""
-    low, high = found.slower_between
-    direction = "slower" if found.slower > 0 else "faster"
-    measured = f"{_seconds(found.measured_s)} a step"
-    if found.normal:
-        first = f"normal: {measured}, {abs(found.slower):.0%} {direction} than expected"
-    else:
-        ends = sorted((abs(low), abs(high)))
-        first = (
-            f"{abs(found.slower):.0%} [{ends[0]:.0%}, {ends[1]:.0%}] {direction} than expected: {measured}"
-        )
-    shown = [
-        first,
-        error_text("expect.line", _seconds(found.expected_s), _seconds(found.low), _seconds(found.high)),
-    ]
-    shown += [f"  less is known here: {'; '.join(found.because)}"] * bool(found.because)
-    shown += [f"the measured step means {found.above_peak}"] * bool(found.above_peak)
-    if found.normal or found.above_peak:
-        return shown
-    if not found.causes:
-        shown.append("no part of the machine and no setting explains it alone: compare traces (`analyze`)")
-    else:
-        shown.append("each of these alone would explain it, the likeliest first:")
-    for number, cause in enumerate(found.causes, 1):
-        shown += [f" {number}. {cause.words} ({_seconds(cause.step_time_s)})", f"    look at {cause.look_at}"]
-    return shown
+    expected = map(_seconds, (found.expected_s, found.low, found.high))
+    text = rendered_beside(
+        __file__,
+        "expect.jinja",
+        found=found,
+        direction="slower" if found.slower > 0 else "faster",
+        ends=sorted(map(abs, found.slower_between)),
+        expected=error_text("expect.line", *expected),
+        seconds=_seconds,
+    )
+    return text.rstrip("\n").split("\n")
 
 
 def record(found: Expectation) -> dict[str, object]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.reports.readers.flight_recorder import Dump, Entry, GroupName, read_dump, read_logs
 
 _Calls = tuple[Entry, ...]
@@ -463,44 +464,13 @@ def _of_entry(entry: Entry) -> dict[str, object]:
     }
 
 
-_MOST_RANKS = 32
-_MOST_FRAMES = 8
-
-
 def describe(verdict: Verdict) -> str:
-    """Return the verdict for a terminal: the culprit, the problems, and each rank's last call."""
-    return "\n".join(_lines(verdict))
-
-
-def _lines(verdict: Verdict) -> Iterator[str]:
-    versions = ", ".join(dict.fromkeys(dump.version for dump in verdict.dumps if dump.version))
-    there = ranks_text([dump.rank for dump in verdict.dumps])
-    yield f"{verdict.source} of {there}" + f" (version {versions})" * bool(versions)
-    if verdict.missing_dumps:
-        yield f"{ranks_text(verdict.missing_dumps)} left none"
-    yield f"culprit: {verdict.culprit}"
-    for problem in verdict.problems:
-        yield ""
-        yield from _problem(problem, said=verdict.culprit)
-    yield ""
-    yield "last calls:"
-    for dump in verdict.dumps[:_MOST_RANKS]:
-        yield f"  rank {dump.rank}: {_last(dump)}"
-    if len(verdict.dumps) > _MOST_RANKS:
-        yield f"  ... {len(verdict.dumps) - _MOST_RANKS:,} more ranks; --json has all"
-
-
-def _problem(problem: Problem, said: str) -> Iterator[str]:
-    message = sentence(problem)
-    yield message if message != said else f"collective {problem.sequence} of {group_text(problem.group)}:"
-    blamed = problem.ranks[0]
-    shown = [rank for rank in (blamed, *problem.others[:1]) if rank in problem.calls]
-    called = [(f"rank {rank} called it", problem.calls[rank][0]) for rank in shown]
-    if blamed in problem.last:
-        called.append((f"rank {blamed} called its last one of this group", problem.last[blamed]))
-    for words, entry in called:
-        yield f"  {words} from"
-        yield from (f"    {frame}" for frame in entry.own_frames[:_MOST_FRAMES])
+    """Return the verdict for a terminal (`flight_recorder.jinja`): the culprit, the problems, and each rank's
+    last call."""
+    versions = dict.fromkeys(dump.version for dump in verdict.dumps if dump.version)
+    words = {"sentence": sentence, "ranks_text": ranks_text, "group_text": group_text, "last": _last}
+    text = rendered_beside(__file__, "flight_recorder.jinja", verdict=verdict, versions=versions, **words)
+    return text.rstrip("\n")
 
 
 def _last(dump: Dump) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.base.reading import read_rows
 from fsdpbench.reports.analysis import snapshots
 from fsdpbench.reports.analysis.records import Record
@@ -24,39 +25,21 @@ _OF_OTHERS = {row["source"]: (row["headline"], row["finding"]) for row in read_r
 
 
 def describe_report(report: OomReport) -> str:
-    """Return several lines, for people."""
+    """Return several lines, for people (`oom_report.jinja`)."""
     message = report.message
-    lines = [_headline(message), ""]
-    whose = "this process" if message.process is not None else "in use"
-    always = message.source not in _OF_OTHERS
-    rows = [
-        ("asked for", message.asked, always),
-        ("free on the GPU", message.free, always),
-        ("missing", message.short, always),
-        ("the GPU has", message.total, always),
-        ("allowed to this process", message.allowed, False),
-        ("allocated by torch", message.allocated, always),
-        ("  of it in private pools (CUDA graphs)", message.private_pools, False),
-        ("reserved by torch, unallocated", message.unallocated, always),
-        (f"{whose}, outside torch's allocator", message.outside, False),
-        ("other processes", message.others, False),
-    ]
-    lines += [f"  {what:<42}{size_text(size):>12}" for what, size, due in rows if due or size is not None]
-    lines += ["", *(f"- {finding}" for finding in findings(message))]
-    lines += [f"- also in the text: {_OF_OTHERS[each][0]}" for each in report.also if each in _OF_OTHERS]
-    ranks = ", ".join(map(str, report.ranks))
-    lines += [
-        "",
-        f"  {'rank':<12}{ranks or UNKNOWN}",
-        f"  {'phase':<12}{report.phase or UNKNOWN}",
-        f"  {'line':<12}{report.where or UNKNOWN}",
-    ]
-    if always:
-        lines.append(
-            f"  {'held by':<12}{UNKNOWN}: a message does not tell; name the model or the script "
-            "(--model, --script) and it is simulated"
-        )
-    return "\n".join(lines)
+    text = rendered_beside(
+        __file__,
+        "oom_report.jinja",
+        report=report,
+        message=message,
+        headline=_headline(message),
+        findings=findings(message)
+        + [f"also in the text: {_OF_OTHERS[each][0]}" for each in report.also if each in _OF_OTHERS],
+        due=message.source not in _OF_OTHERS,
+        size_text=size_text,
+        unknown=UNKNOWN,
+    )
+    return text.rstrip("\n")
 
 
 def _headline(message: OomMessage) -> str:
@@ -287,21 +270,7 @@ def _category(frames: Sequence[Mapping[str, Any]]) -> str:
 
 
 def describe_snapshot(found: SnapshotOom) -> str:
-    """Return several lines, for people."""
-    head = "the history holds no out-of-memory error; the figures are those of its peak"
-    if found.asked is not None:
-        head = f"{size_text(found.asked)} asked for"
-    lines = [f"GPU {found.device}: {head}", "", f"  {'phase':<12}{found.phase or 'unknown'}"]
-    lines += [f"  {'line':<12}{found.line or 'unknown'}", "", "held by"]
-    lines += [f"  {what:<58}{size_text(size):>12}" for what, size in found.held.items()]
-    lines += [f"  {'free pieces of segments in use (fragmentation)':<58}{size_text(found.split):>12}"]
-    lines += [f"  {'outside the allocator':<58}{'unknown':>12}"]
-    if found.lines:
-        lines += ["", "by line"]
-        lines += [f"  {size_text(each.bytes):>12}  {each.count:>6} x  {each.where}" for each in found.lines]
-    if found.growth and min(found.growth[2:]) > 0.05 * max(sum(found.growth), 1):
-        lines += [
-            "",
-            "Memory of every part of the history is still alive: something grows from step to step.",
-        ]
-    return "\n".join(lines)
+    """Return several lines, for people (`oom_snapshot.jinja`)."""
+    grows = bool(found.growth) and min(found.growth[2:]) > 0.05 * max(sum(found.growth), 1)
+    text = rendered_beside(__file__, "oom_snapshot.jinja", found=found, grows=grows, size_text=size_text)
+    return text.rstrip("\n")

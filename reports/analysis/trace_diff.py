@@ -8,10 +8,10 @@ has are compared with nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fsdpbench.base.reading import printable
+from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.reports.analysis.figures import PARTS, CollectiveFigures
 from fsdpbench.reports.analysis.model import Analysis, RankAnalysis
 from fsdpbench.reports.analysis.records import seconds
@@ -184,39 +184,22 @@ def _in_seconds(change: Change) -> dict[str, float]:
 
 
 _MS = 1e6
-_MIB = 2**20
-_MOST_NAMES = 12
-_MOST_UNITS = 6
 _WORTH_NS = 1000
 """Changes of time below a microsecond a step are left out."""
 
 
 def describe_diff(diff: TraceDiff) -> str:
-    """Return lines on the changes: the step first, then its parts."""
-    lines = [
-        f"rank {diff.after.rank}: {diff.after.path}",
-        f"  against rank {diff.before.rank}: {diff.before.path}",
-    ]
-    for side, rank in (("before", diff.before), ("after", diff.after)):
-        if not rank.trusted:
-            lines.append(f"  NOT trusted ({side}): {rank.warnings[0]}")
-    if diff.before.kind != diff.after.kind:
-        lines.append("  note: one trace is of a CPU, the other of a GPU: their parts are not the same work")
-    lines.append(f"  {_sentence(diff)}")
-    lines += _section("where", [diff.step, *diff.parts], worth=0)
-    lines += _section("phase", diff.phases)
-    lines += _section("idle because of", diff.idle)
-    lines += _section("CPU time of", diff.host)
-    lines += _collective_lines(diff)
-    lines += _section("unit, exposed", diff.units[:_MOST_UNITS])
-    lines += [
-        f"  {each.name.replace('_', ' '):<24}{each.before / _MIB:12.1f} {each.after / _MIB:12.1f} MiB "
-        f"{_signed(each.by / _MIB, 1):>10}"
-        for each in diff.memory
-        if each.by
-    ]
-    lines += _name_lines(diff.names)
-    return "\n".join(printable(line) for line in lines)
+    """Return lines on the changes (`trace_diff.jinja`): the step first, then its parts."""
+    text = rendered_beside(
+        __file__,
+        "trace_diff.jinja",
+        diff=diff,
+        sentence=_sentence(diff),
+        collectives=_collective_lines(diff),
+        names=[each for each in diff.names if abs(each.time.by) >= _WORTH_NS or each.count.by],
+        worth=_WORTH_NS,
+    )
+    return text.rstrip("\n")
 
 
 def _sentence(diff: TraceDiff) -> str:
@@ -226,22 +209,8 @@ def _sentence(diff: TraceDiff) -> str:
     share = f" ({100 * step.by / step.before:+.2f} %)" if step.before else ""
     mine = max(diff.parts, key=lambda part: part.by * (1 if step.by > 0 else -1))
     text = f"A step takes {abs(step.by) / _MS:.3f} ms{share} {'more' if step.by > 0 else 'less'}, "
-    text += f"most of it {mine.name.replace('_', ' ')} ({_signed(mine.by / _MS, 3)} ms)."
+    text += f"most of it {mine.name.replace('_', ' ')} ({mine.by / _MS:+.3f} ms)."
     return text
-
-
-def _section(title: str, changes: Sequence[Change], worth: int = _WORTH_NS) -> list[str]:
-    shown = [each for each in changes if abs(each.by) >= worth]
-    if not shown:
-        return []
-    return [
-        f"  {title + ', ms':<24}{'before':>12} {'after':>12} {'change':>12}",
-        *(
-            f"    {each.name.replace('_', ' ')[:21]:<22}{each.before / _MS:12.3f} {each.after / _MS:12.3f} "
-            f"{_signed(each.by / _MS, 3):>12}"
-            for each in shown
-        ),
-    ]
 
 
 def _collective_lines(diff: TraceDiff) -> list[str]:
@@ -254,32 +223,7 @@ def _collective_lines(diff: TraceDiff) -> list[str]:
             elif each.name == "bytes" and each.by:
                 parts.append(f"{each.before / 1e6:.1f} -> {each.after / 1e6:.1f} MB")
             elif each.name in ("time", "exposed") and abs(each.by) >= _WORTH_NS:
-                parts.append(f"{each.name} {_signed(each.by / _MS, 3)} ms")
+                parts.append(f"{each.name} {each.by / _MS:+.3f} ms")
         if parts:
-            lines.append(f"  {kind.replace('_', '-')}: {', '.join(parts)}")
+            lines.append(f"{kind.replace('_', '-')}: {', '.join(parts)}")
     return lines
-
-
-def _name_lines(names: Sequence[NameChange]) -> list[str]:
-    shown = [each for each in names if abs(each.time.by) >= _WORTH_NS or each.count.by]
-    if not shown:
-        return ["  what ran is the same, by name, count and time"]
-    lines = ["  what ran, a step: change of time, count before and after"]
-    lines += [
-        f"    {_signed(each.time.by / _MS, 3):>12} ms  {each.count.before:g} -> {each.count.after:g}"
-        f"{_how(each)}  {each.name[:90]}"
-        for each in shown[:_MOST_NAMES]
-    ]
-    if len(shown) > _MOST_NAMES:
-        lines.append(f"    and {len(shown) - _MOST_NAMES} names more")
-    return lines
-
-
-def _how(each: NameChange) -> str:
-    if not each.count.before:
-        return " (new)"
-    return " (gone)" if not each.count.after else ""
-
-
-def _signed(value: float, digits: int) -> str:
-    return f"{value:+.{digits}f}"

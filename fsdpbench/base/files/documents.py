@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fsdpbench.base.reading import JsonObject, UnreadableError, read_json, read_rows
+from fsdpbench.base.reading import JsonObject, UnreadableError, printable, read_json, read_rows
 from fsdpbench.base.reading import read_text as read_text
 
 T = TypeVar("T")
@@ -64,6 +64,17 @@ def texts_beside(module: str, name: str) -> Callable[..., str]:
     """Return a function of a name in the TOML file beside `module` and of values: its text with those."""
     texts = table_beside(module, name)
     return lambda text, *values: str(texts[text].format(*values))
+
+
+def rendered_beside(module: str, name: str, **values: object) -> str:
+    """Return the jinja template `name` in the folder of the file `module` with `values`: text for a terminal,
+    in which each value is printable on one line."""
+    import jinja2  # takes long to import
+
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=printable
+    )
+    return environment.from_string(Path(module).with_name(name).read_text("utf-8")).render(values)
 
 
 def rows_beside(module: str, name: str) -> list[dict[str, str]]:

@@ -3,7 +3,6 @@ and all of it as JSON values, the file beside the page."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections import Counter
@@ -293,7 +292,7 @@ def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str
         "claims": [_claim(each) for each in outcome.claims],
         "differs": words.differs or None,
         "contrasts": [
-            {"why": why, "runs": [{"words": run.words, **dataclasses.asdict(run.facts)} for run in runs]}
+            {"why": why, "runs": [{"words": run.words, **run.facts} for run in runs]}
             for why, runs in zip(words.why, traced, strict=True)
         ],
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import TRACE_FOLDER
 from fsdpbench.engine.results.store import point_folder_name
@@ -16,6 +17,7 @@ from fsdpbench.lab.reproduce.figure import Contrast, PaperFigure
 from fsdpbench.lab.validation.paper_network import Prediction, config_of
 from fsdpbench.lab.validation.runs.case import Case
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
+from fsdpbench.reports.analysis.figures import PARTS
 from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.timeline import pack_timeline
 from fsdpbench.reports.readers import read_trace
@@ -95,37 +97,14 @@ def _identity(case: Case) -> str:
 
 
 @dataclass(frozen=True)
-class Communicated:
-    """The collectives of one kind in a step: how many, their times, and what they moved, if known."""
-
-    count: int
-    time_ms: float
-    exposed_ms: float
-    gib: float | None
-    bus_gb_s: float | None
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The traced step: where its milliseconds go, and what was communicated."""
-
-    step_ms: float
-    compute_only_ms: float
-    overlapped_ms: float
-    exposed_communication_ms: float
-    idle_ms: float
-    overlap_fraction: float | None
-    retries: int
-    stood_still_ms: float
-    communication: Mapping[str, Communicated]
-
-
-@dataclass(frozen=True)
 class TracedRun:
-    """One run of a contrast, and the pictures of it: plain values, as the page's script draws them."""
+    """One run of a contrast, and the pictures of it: plain values, as the page's script draws them.
+
+    `facts`: of the traced step, where its milliseconds go, and by kind of collective what was communicated.
+    """
 
     words: str
-    facts: Facts
+    facts: JsonObject
     timeline: Mapping[str, object] | None
     memory: Mapping[str, object] | None
 
@@ -159,37 +138,34 @@ def _traced(words: str, path: Path, contrast: Contrast, usable_bytes: int) -> Tr
     return TracedRun(words, _facts(analysis), timeline, memory)
 
 
-def _facts(analysis: RankAnalysis) -> Facts:
+def _facts(analysis: RankAnalysis) -> JsonObject:
     """Figures of the last traced step."""
     step = analysis.steps[-1]
     retries = [each for each in analysis.memory.retries if each.step == step.index]
-    return Facts(
-        step_ms=step.duration / _MS,
-        compute_only_ms=step.time.compute_only / _MS,
-        overlapped_ms=step.time.overlapped / _MS,
-        exposed_communication_ms=step.time.exposed_communication / _MS,
-        idle_ms=step.time.idle / _MS,
-        overlap_fraction=step.time.overlap_fraction,
-        retries=len(retries),
-        stood_still_ms=sum(each.cost or 0 for each in retries) / _MS,
-        communication={
-            name: Communicated(
-                found.count,
-                found.time / _MS,
-                found.exposed / _MS,
-                None if found.bytes is None else found.bytes / 2**30,
-                None if found.bus_bandwidth is None else found.bus_bandwidth / 1e9,
-            )
+    return {
+        "step_ms": step.duration / _MS,
+        **{f"{part}_ms": getattr(step.time, part) / _MS for part in PARTS},
+        "overlap_fraction": step.time.overlap_fraction,
+        "retries": len(retries),
+        "stood_still_ms": sum(each.cost or 0 for each in retries) / _MS,
+        "communication": {
+            name: {
+                "count": found.count,
+                "time_ms": found.time / _MS,
+                "exposed_ms": found.exposed / _MS,
+                "gib": None if found.bytes is None else found.bytes / 2**30,
+                "bus_gb_s": None if found.bus_bandwidth is None else found.bus_bandwidth / 1e9,
+            }
             for name, found in step.communication.items()
         },
-    )
+    }
 
 
 def summed_up(runs: Sequence[TracedRun]) -> str:
     """Return one sentence on the traces."""
-    if any(run.facts.retries for run in runs):
+    if any(run.facts["retries"] for run in runs):
         parts = [
-            f"{run.facts.retries} retries a step, computation stood still for "
+            f"{run.facts['retries']} retries a step, computation stood still for "
             f"{_ms(run, 'stood_still_ms')} ms of {_ms(run, 'step_ms')} ({run.words})"
             for run in runs
         ]
@@ -201,4 +177,4 @@ def summed_up(runs: Sequence[TracedRun]) -> str:
 
 
 def _ms(run: TracedRun, key: str) -> str:
-    return f"{getattr(run.facts, key):,.0f}"
+    return f"{run.facts[key]:,.0f}"

@@ -6,11 +6,11 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import plotly.graph_objects as go
 from markupsafe import Markup
 
+from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.lab.validation.coverage import Bar, HeldOut, Judged, bar_lines, group_errors, groups_of
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Figure
@@ -24,94 +24,43 @@ def as_markdown(
     judged: Sequence[Judged] = (),
 ) -> str:
     """Return `bars` first, then errors in sample and held out, by chip, every case, and what each assumes."""
-    systems = ", ".join(f"`{name}`" for name in systems_of(predictions))
-    lines = [f"{len(predictions)} published runs, simulated with {systems}.", ""]
-    lines += [*bar_lines(bars), ""] if bars else []
-    groups = group_errors(predictions)
-    rows = []
-    for group, errors in groups.items():
-        mean, worst = statistics.fmean(map(abs, errors)), max(map(abs, errors))
-        rows.append(f"{group} | {len(errors)} | {mean:.1%} | {worst:.1%} | {statistics.fmean(errors):+.1%}")
-    lines += _table("group | cases | step time: mean error | worst | bias", 1, rows)[1:]
-    lines += [*_apart(judged), *_held_out(held_out)]
-    intervals = {(id(each.prediction), each.figure): each for each in judged}
-    cases = [row for prediction in predictions for row in _rows(prediction, intervals)]
-    lines += _table("case | | figure | published | predicted | error | 90 % interval", 3, cases)
-    lines += _out_of_memory(predictions)
-    assumed = dict.fromkeys((p.case.group, p.case.assumed) for p in predictions if p.case.assumed)
-    lines += _table("of | assumed, not published", 2, [f"{group} | {what}" for group, what in assumed])
-    return "\n".join(lines) + "\n"
+    errors = [
+        (group, len(found), statistics.fmean(map(abs, found)), max(map(abs, found)), statistics.fmean(found))
+        for group, found in group_errors(predictions).items()
+    ]
+    return rendered_beside(
+        __file__,
+        "validation.md.jinja",
+        errors=errors,
+        bar_lines=bar_lines,
+        figures=[(p, *each) for p in predictions for each in p.case.published.items()],
+        assumed=dict.fromkeys((p.case.group, p.case.assumed) for p in predictions if p.case.assumed),
+        number=_number,
+        **_common(predictions, bars, held_out, judged),
+    )
 
 
-def _table(head: str, texts: int, rows: Sequence[str]) -> list[str]:
-    """Return a table behind an empty line, the first `texts` columns left; nothing without rows."""
-    places = ["---"] * texts + ["--:"] * (head.count("|") + 1 - texts)
-    return ["", f"| {head} |", f"|{'|'.join(places)}|", *(f"| {row} |" for row in rows)] if rows else []
+def _common(
+    predictions: Sequence[Prediction],
+    bars: Sequence[Bar],
+    held_out: Sequence[HeldOut],
+    judged: Sequence[Judged],
+) -> dict[str, object]:
+    """Return what both templates read."""
+    return {
+        "identity": id,
+        "predictions": predictions,
+        "bars": bars,
+        "held_out": held_out,
+        "groups": groups_of(judged),
+        "intervals": {(id(each.prediction), each.figure): each for each in judged},
+        "systems": systems_of(predictions),
+    }
 
 
 def systems_of(predictions: Sequence[Prediction]) -> list[str]:
     """The systems that simulated them."""
     return sorted({p.result.stored("config.system") or p.case.system for p in predictions})
-
-
-def _apart(judged: Sequence[Judged]) -> list[str]:
-    """Errors by source, chip, size and length: sources that constants were fitted to, and the others."""
-    lines: list[str] = []
-    groups = groups_of(judged)
-    for fitted, title in ((True, "In sample: constants were fitted to these sources."), (False, "Held out.")):
-        part = [group for group in groups if group.fitted is fitted]
-        rows = [
-            f"{g.by} | {g.name} | {len(g.judged)} | {g.mean:.1%} | {g.worst:.1%} | {g.bias:+.1%} "
-            f"| {g.inside} of {len(g.judged)} | {g.half_width:.1%}"
-            for g in part
-        ]
-        head = "by | | runs | mean error | worst | bias | inside their interval | median half width"
-        lines += ["", title, *_table(head, 2, rows)] if rows else []
-    return lines
-
-
-def _out_of_memory(predictions: Sequence[Prediction]) -> list[str]:
-    """Runs of which it was published that memory did not suffice."""
-    rows = [
-        f"{p.case.group} | {p.case.name} | {p.case.how} | out of memory | {p.result.status}"
-        for p in predictions
-        if p.case.ran_out
-    ]
-    return _table("of | case | | published | predicted", 5, rows)
-
-
-def _held_out(held_out: Sequence[HeldOut]) -> list[str]:
-    rows = [
-        f"{h.hardware} | {len(h.own)} | {h.own_mean:.1%} | {h.keys_from} | {h.foreign_mean:.1%} "
-        f"| {h.foreign_bias:+.1%}"
-        for h in held_out
-    ]
-    head = "runs on | cases | mean error, own keys | fitted keys of | mean error with them | bias"
-    return _table(head, 1, rows)
-
-
-def _rows(
-    prediction: Prediction, intervals: Mapping[tuple[int, Figure], Judged] = MappingProxyType({})
-) -> list[str]:
-    rows = []
-    for figure, published in prediction.case.published.items():
-        predicted, error = prediction.predicted(figure), prediction.error(figure)
-        shown = prediction.result.status.value if predicted is None else _number(predicted)
-        what = "step time " if figure.is_time else ""
-        rows.append(
-            f"{prediction.case.name} | {prediction.case.how} | {figure.words} "
-            f"| {_number(published)} | {shown} "
-            f"| {'' if error is None else f'{what}{error:+.1%}'} "
-            f"| {_interval(intervals.get((id(prediction), figure)))}"
-        )
-    return rows
-
-
-def _interval(judged: Judged | None) -> str:
-    if judged is None:
-        return ""
-    low, high = map(_number, judged.interval)
-    return f"{low} to {high}{'' if judged.inside else ', outside'}"
 
 
 def as_dict(
@@ -201,14 +150,8 @@ def write_page(
         path,
         "lab/validation/page.html.jinja",
         draws=False,
-        identity=id,
-        predictions=predictions,
-        bars=bars,
-        held_out=held_out,
-        groups=groups_of(judged),
-        intervals={(id(each.prediction), each.figure): each for each in judged},
-        systems=systems_of(predictions),
         chart=Markup(chart),
+        **_common(predictions, bars, held_out, judged),
     )
 
 
