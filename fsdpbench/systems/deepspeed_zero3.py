@@ -13,13 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.systems.base import BuildContext, System, absent_from, refuse_under
+from fsdpbench.systems.base import ABSENT, BuildContext, System, refuse_under
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_BY_BYTES = "ZeRO-3 gathers by parameter and prefetches by size, in both passes; there are no FSDP units"
 _NEVER = 10**9
 
 
@@ -31,14 +30,7 @@ class DeepSpeedZero3(System):
     devices = frozenset({"cuda", "cpu"})
     package = "deepspeed"
     installation = "pip install 'fsdpbench[deepspeed]'"
-    absent = {  # noqa: RUF012
-        **absent_from("ZeRO-3", _BY_BYTES),
-        "wrap": _BY_BYTES,
-        "reshard_after_forward": "ZeRO-3 decides by reuse distance (stage3_max_reuse_distance)",
-        "limit_all_gathers": "ZeRO-3 bounds what is gathered by elements (stage3_max_live_parameters)",
-        "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
-        "zero_grad": "DeepSpeed clears gradients in its own step",
-    }
+    absent = ABSENT["deepspeed-zero3"]
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused = refuse_under("ZeRO-3", config)
