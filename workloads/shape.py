@@ -112,10 +112,7 @@ class Rope:
             if kind not in _ROPE_KINDS or rope.factor < 1 or rope.high <= rope.low or rope.original < 1:
                 raise ValueError
         except ValueError:
-            raise ShapeError(
-                f"shape field rope is '{text[:80]}': it is one of {', '.join(_ROPE_KINDS)}, and numbers as "
-                "in llama3:factor=8;original=8192"
-            ) from None
+            raise ShapeError(error_text("shape.rope", text[:80], ", ".join(_ROPE_KINDS))) from None
         return rope
 
     def __str__(self) -> str:

@@ -73,9 +73,7 @@ def make_target(
         stated = (gpus_per_node, gpus_used_per_node, nic_gb_s)
         hardware, per_node, used = simulated_nodes(hardware, gpus, *stated)
     elif gpus_used_per_node is not None or nic_gb_s is not None:
-        raise UsageError(
-            f"what --gpus-used-per-node and --nic-gb-s say is for simulated GPUs; leave it out with {device}"
-        )
+        raise UsageError(error_text("planning.simulated_only", device))
     per_node = min(per_node, max(gpus, 1))
     check_world(gpus, per_node, used)
     if data is not None and not is_there(Path(data)):

@@ -139,9 +139,7 @@ class ImplFsdp2(_FullyShardSystem):
     def absent_settings(self, config: Config) -> dict[str, str]:
         absent = {"buffer_dtype": "fully_shard leaves buffers alone"}
         if config.settings.memory_handover != "record_stream":
-            absent["limit_all_gathers"] = (
-                "memory passes by events (memory_handover): the prefetch depth bounds what is in flight"
-            )
+            absent["limit_all_gathers"] = error_text("fsdp2.by_events")
         return absent
 
     def _module(self) -> Any:
@@ -331,9 +329,7 @@ def _of_device(config: Config) -> str | None:
         return "it is NCCL's, on GPUs that really communicate or simulated ones"
     if config.device == "cuda":
         missing = os.environ.get(_POLICY) != "2"
-        return (
-            f"NCCL gathers by copy engines with {_POLICY}=2 in the environment: set it" if missing else None
-        )
+        return error_text("fsdp2.policy", _POLICY) if missing else None
     if config.software is not None:
         return f"software {config.software} is older than it: leave --software out"
     assert config.hardware is not None

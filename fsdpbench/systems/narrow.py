@@ -114,9 +114,7 @@ def refused_by_software(config: Config) -> dict[str, str]:
         refused["model"] = f"software {software.name} is of Llamas, not of {config.model}"
     by_operator = "op" in str(config.settings.activation_checkpointing)
     if by_operator and not software.checkpointing.by_operator:
-        refused["activation_checkpointing"] = (
-            f"checkpointing by operator came with torch 2.4, after software {software.name}"
-        )
+        refused["activation_checkpointing"] = error_text("narrow.by_operator", software.name)
     if config.settings.compile and not software.compiles_as_installed:
         refused["compile"] = f"the compiler is the installed one, not that of software {software.name}"
     return refused

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.settings.values import is_mixed, unit_sizes
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.blocks import BlockGroup, group_blocks
@@ -106,9 +106,7 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
 
     visit(model)
     if not units and least > sum(p.numel() for p in model.parameters()):
-        raise UsageError(
-            f"wrap: no module of the model holds {least} parameters; use a smaller size or `root`"
-        )
+        raise UsageError(error_text("wrapping.too_large", least))
     return units
 
 

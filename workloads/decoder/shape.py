@@ -12,6 +12,7 @@ from fsdpbench.workloads.shape import (
     check_positive,
     check_share,
     check_word,
+    error_text,
 )
 
 FAMILY = "decoder"
@@ -133,16 +134,13 @@ class DecoderShape:
     def _check_attention(self) -> None:
         if not 0 < self.rotary_share <= 1 or self.rotary_width % 2 or self.rotary_width < 2:
             raise ShapeError(
-                f"shape field rotary_share is {self.rotary_share}: of heads {self.head_width} wide it turns "
-                f"{self.rotary_width} elements, and rotary positions take pairs"
+                error_text("shape.rotary_share", self.rotary_share, self.head_width, self.rotary_width)
             )
         if self.rope_theta <= 1 or 0 < self.local_theta <= 1:
             raise ShapeError(f"shape field rope_theta is {self.rope_theta}: it must be above 1")
         rope = Rope.parse(self.rope)
         if rope.kind == "longrope" and {len(rope.short), len(rope.long)} != {self.rotary_width // 2}:
-            raise ShapeError(
-                f"shape field rope is longrope: short and long need {self.rotary_width // 2} numbers each"
-            )
+            raise ShapeError(error_text("shape.longrope", self.rotary_width // 2))
         _check_pattern("layer_pattern", self.layer_pattern, "SF")
         if "S" in self.layer_pattern and not self.window:
             raise ShapeError("shape field layer_pattern has sliding layers (S): give them a window")
@@ -159,9 +157,7 @@ class DecoderShape:
         check_positive(self, "experts", "expert_d_ff", "experts_per_token")
         check_layers(self.experts, "experts")
         if self.experts_per_token > self.experts:
-            raise ShapeError(
-                f"shape field experts_per_token is {self.experts_per_token}: there are {self.experts} experts"
-            )
+            raise ShapeError(error_text("shape.experts", self.experts_per_token, self.experts))
         if self.shared_gate and not self.shared_d_ff:
             raise ShapeError("shape field shared_gate needs a shared expert: give shared_d_ff")
 
@@ -205,6 +201,4 @@ _WORDS = {
 
 def _check_pattern(name: str, pattern: str, letters: str) -> None:
     if not 0 < len(pattern) <= _LARGEST_PATTERN or set(pattern) - set(letters):
-        raise ShapeError(
-            f"shape field {name} is '{pattern[:80]}': it takes the letters {' and '.join(letters)}"
-        )
+        raise ShapeError(error_text("shape.letters", name, pattern[:80], " and ".join(letters)))

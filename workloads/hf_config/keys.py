@@ -138,8 +138,7 @@ class Keys:
         """Return the error for a part of a model that is not built."""
         return NotBuiltError(
             key,
-            f"key {key} is {_shown(value)}: this may change the model, and is not built for model_type "
-            f"{self.model_type}. Remove the key if the model is the same without it",
+            error_text("keys.not_built", key, _shown(value), self.model_type),
         )
 
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.numbers import finite_number, whole_number
 
 MIB = 1 << 20
@@ -69,20 +70,14 @@ class AllocatorConf:
         if self.max_split_bytes <= 20 * MIB:
             raise AllocatorConfError(f"max_split_size_mb: {self.max_split_bytes // MIB} must be above 20")
         if self.max_non_split_rounding_bytes < 20 * MIB:
-            raise AllocatorConfError(
-                f"max_non_split_rounding_mb: {self.max_non_split_rounding_bytes // MIB} must be at least 20"
-            )
+            raise AllocatorConfError(error_text("conf.rounding", self.max_non_split_rounding_bytes // MIB))
         if not 0.0 <= self.garbage_collection_threshold < 1.0:
-            raise AllocatorConfError(
-                f"garbage_collection_threshold: {self.garbage_collection_threshold} must be in (0, 1)"
-            )
+            raise AllocatorConfError(error_text("conf.collection", self.garbage_collection_threshold))
         if len(self.roundup_power2_divisions) not in (0, POWER2_INTERVALS):
             raise AllocatorConfError(f"roundup_power2_divisions: needs {POWER2_INTERVALS} entries or none")
         for divisions in self.roundup_power2_divisions:
             if divisions < 0 or divisions & (divisions - 1):
-                raise AllocatorConfError(
-                    f"roundup_power2_divisions: {divisions} must be a power of two, or 0"
-                )
+                raise AllocatorConfError(error_text("conf.divisions", divisions))
         fraction = self.per_process_memory_fraction
         if fraction is not None and not 0.0 < fraction <= 1.0:
             raise AllocatorConfError(f"per_process_memory_fraction: {fraction} must be in (0, 1]")
