@@ -14,7 +14,7 @@ from fsdpbench.base.errors import UsageError, error_text, unknown
 from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.settings import SETTINGS, Settings, Value
 from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, stated_machine
-from fsdpbench.sim.model.software import CURRENT, load_software, software_names
+from fsdpbench.sim.model.software import CALLS, CURRENT, load_software, software_names
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.narrow import adapted
 from fsdpbench.workloads import Workload, get_workload
@@ -206,7 +206,7 @@ def software_of_script(given: str | None) -> tuple[str | None, str]:
     profile = load_software(name)
     if profile.of_the_bench:
         raise UsageError(error_text("planning.software", given, ", ".join(profile.of_the_bench)))
-    kept = ", ".join(profile.left_to_scripts)
+    kept = ", ".join(profile.changed(CALLS))
     note = f"note: {kept} of software {profile.name}: as the script has them" if kept else ""
     return None if name == CURRENT else name, note
 

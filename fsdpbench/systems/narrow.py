@@ -9,7 +9,7 @@ from fsdpbench.base.configuration.config import PARALLEL, Config
 from fsdpbench.base.errors import error_text
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
+from fsdpbench.sim.model.software import CURRENT, OF_GPTS, OUTSIDE_OF_GRAPHS, SoftwareProfile, load_software
 from fsdpbench.systems.model_code import code_of_model
 from fsdpbench.workloads import Workload, WorkloadError, get_workload
 from fsdpbench.workloads.families import gpt_workload, llama_workload
@@ -106,8 +106,9 @@ def refused_by_software(config: Config) -> dict[str, str]:
     if config.software is None:
         return {}
     software, refused = software_of(config), {}
-    if software.of_gpts and workload_of(config).family != gpt_workload.FAMILY:
-        changed = ", ".join(software.of_gpts)
+    of_gpts = software.changed(OF_GPTS)
+    if of_gpts and workload_of(config).family != gpt_workload.FAMILY:
+        changed = ", ".join(of_gpts)
         refused["model"] = f"software {software.name} ({changed}) is of GPTs, not of {config.model}"
     family = workload_of(config).family
     if (software.of_llamas or software.operators.fused_rotary) and family != llama_workload.FAMILY:
@@ -115,7 +116,7 @@ def refused_by_software(config: Config) -> dict[str, str]:
     by_operator = "op" in str(config.settings.activation_checkpointing)
     if by_operator and not software.checkpointing.by_operator:
         refused["activation_checkpointing"] = error_text("narrow.by_operator", software.name)
-    if config.settings.compile and not software.compiles_as_installed:
+    if config.settings.compile and not software.changes_only(OUTSIDE_OF_GRAPHS):
         refused["compile"] = f"the compiler is the installed one, not that of software {software.name}"
     return refused
 
