@@ -166,11 +166,10 @@ def _check_narrow(workload: Workload, kind: str, batch: int, seq: int | None) ->
     multiple = _MULTIPLES[kind]
     products = [product for layer in range(workload.block_count) for product in workload.products(layer)]
     for product in products:
-        if product.name not in ROUTERS and (product.inputs % multiple or product.outputs % multiple):
-            raise WorkloadError(
-                f"layer {product.name} of {workload.name} is {product.inputs} x {product.outputs}, and "
-                f"{kind} needs multiples of {multiple}: change the shape"
-            )
+        sizes = product.inputs, product.outputs
+        if product.name not in ROUTERS and any(size % multiple for size in sizes):
+            layer = product.name, workload.name, *sizes
+            raise WorkloadError(error_text("narrow.multiples", *layer, kind, multiple))
     tokens = workload.tokens(batch, seq) or 0
     if tokens % multiple:
         raise WorkloadError(error_text("narrow.tokens", tokens, kind, multiple))

@@ -75,11 +75,8 @@ def _inner(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def _require(names: Iterable[str], classes: frozenset[str], modules: frozenset[str]) -> None:
     for name in names:
         if name != "block" and name not in classes | modules:
-            own = sorted(each for each in modules if "." not in each)
-            raise UsageError(
-                f"wrap: the model has no module of class {name!r}, nor one of that name. It has "
-                f"{', '.join(sorted(classes))}; {', '.join(own)}; `block` means its blocks."
-            )
+            named = ", ".join(sorted(each for each in modules if "." not in each))
+            raise UsageError(error_text("wrapping.no_module", name, ", ".join(sorted(classes)), named))
 
 
 def _of_names(model: nn.Module, workload: Workload, names: list[str]) -> list[nn.Module]:

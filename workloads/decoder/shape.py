@@ -9,7 +9,7 @@ from fsdpbench.workloads.shape import (
     ShapeError,
     check_divides,
     check_layers,
-    check_positive,
+    check_least,
     check_share,
     check_word,
     error_text,
@@ -107,25 +107,14 @@ class DecoderShape:
     capacity: float = 0.0
 
     def __post_init__(self) -> None:
-        check_positive(self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "max_seq")
+        check_least(self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "max_seq")
         check_divides(self, "kv_heads", "heads")
         check_share(self, "embedding_dropout", "residual_dropout", "attention_dropout")
         if self.head_width < 1:
             check_divides(self, "heads", "d_model")
             object.__setattr__(self, "head_width", self.d_model // self.heads)
-        for name in (
-            "query_scale",
-            "score_cap",
-            "logit_cap",
-            "window",
-            "local_theta",
-            "norm_eps",
-            "router_skew",
-            "shared_d_ff",
-            "capacity",
-        ):
-            if getattr(self, name) < 0:
-                raise ShapeError(f"shape field {name} is {getattr(self, name)}: it must be at least 0")
+        check_least(self, "query_scale", "score_cap", "logit_cap", "window", "local_theta", least=0)
+        check_least(self, "norm_eps", "router_skew", "shared_d_ff", "capacity", least=0)
         for name, words in _WORDS.items():
             check_word(self, name, words)
         self._check_attention()
@@ -154,7 +143,7 @@ class DecoderShape:
         _check_pattern("moe_pattern", self.moe_pattern, "MD")
         if "M" not in self.moe_pattern:
             return
-        check_positive(self, "experts", "expert_d_ff", "experts_per_token")
+        check_least(self, "experts", "expert_d_ff", "experts_per_token")
         check_layers(self.experts, "experts")
         if self.experts_per_token > self.experts:
             raise ShapeError(error_text("shape.experts", self.experts_per_token, self.experts))

@@ -121,10 +121,8 @@ class HardwareProfile:
         if flash := known.get("flash2"):
             known["flex"] = dataclasses.replace(flash.times(*_FLEX[:2]), doubt=flash.doubt * _FLEX[2])
         if kernel not in known:
-            raise ProfileError(
-                f"no figure of {kernel} on {self.name} is known: take {', '.join(sorted(known))} or math, or "
-                f"measure it and add [attention_kernels.{kernel}] to a profile of yours"
-            )
+            others = ", ".join(sorted(known))
+            raise ProfileError(error_text("profile.no_kernel", kernel, self.name, others, kernel))
         chosen = dataclasses.replace(known[kernel], kernel=kernel)
         tables = {name: dataclasses.replace(each, attention=None) for name, each in self.libraries.items()}
         of_both = older and dataclasses.replace(older, attention=chosen)

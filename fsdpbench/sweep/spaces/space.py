@@ -183,10 +183,7 @@ def expand(space: Space) -> Plan:
                     seen.add(identity)
                     plan.points.append(config)
     if space.max_points is not None and len(plan.points) > space.max_points:
-        plan.note(
-            f"{space.max_points} of {len(plan.points)} configurations are drawn (--max-points, "
-            f"--sample-seed {space.sample_seed})"
-        )
+        plan.note(error_text("space.drawn", space.max_points, len(plan.points), space.sample_seed))
         plan.points = sample(plan.points, space.max_points, space.sample_seed)
     return plan
 
