@@ -335,11 +335,8 @@ class ClickLog(Dataset[tuple[Tensor, Tensor, Tensor]]):
             fields = log.readline().rstrip(b"\r\n").split(b"\t")
         expected = 1 + self._numbers + self._features
         if len(fields) != expected:
-            raise DataError(
-                error_text(
-                    "inputs.fields", index, self._path, len(fields), expected, self._numbers, self._features
-                )
-            )
+            wanted = expected, self._numbers, self._features
+            raise DataError(error_text("inputs.fields", index, self._path, len(fields), *wanted))
         try:
             label, *values = (float(field or 0) for field in fields[: 1 + self._numbers])
         except ValueError as error:

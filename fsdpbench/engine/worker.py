@@ -257,9 +257,7 @@ def main(arguments: list[str]) -> int:
         print("usage: torchrun ... -m fsdpbench.engine.worker CONFIG.json FOLDER", file=sys.stderr)
         return 2
     config = Config.from_dict(read_json_object(Path(arguments[0])))
-    placement = Placement(
-        int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
-    )
+    placement = Placement(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
     status = run_rank(config, placement, Path(arguments[1]))
     return 0 if status in (Status.OK, Status.OOM) else 1
 
