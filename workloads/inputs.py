@@ -71,9 +71,7 @@ class Feed:
         """
         if self.world_size is None:
             if self.rank > 0:
-                raise WorkloadError(
-                    f"rank {self.rank} cannot find its share of {self.data}: world_size is missing"
-                )
+                raise WorkloadError(error_text("inputs.world_size", self.rank, self.data))
             return 1
         if self.rank >= self.world_size:
             raise WorkloadError(f"rank is {self.rank}: it must be less than world_size, {self.world_size}")
@@ -226,14 +224,10 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, folder: Path, image: int, classes: int) -> None:
         _pillow()
         if not folder.is_dir():
-            raise DataError(
-                f"cannot read images from {folder}: it must be a folder with one subfolder a class"
-            )
+            raise DataError(error_text("inputs.no_folder", folder))
         names = sorted(path.name for path in folder.iterdir() if path.is_dir())
         if len(names) > classes:
-            raise DataError(
-                f"{folder} has {len(names)} classes, the model {classes}: give --shape classes={len(names)}"
-            )
+            raise DataError(error_text("inputs.classes", folder, len(names), classes, len(names)))
         self._files = [
             (path, label)
             for label, name in enumerate(names)
@@ -341,10 +335,8 @@ class ClickLog(Dataset[tuple[Tensor, Tensor, Tensor]]):
             fields = log.readline().rstrip(b"\r\n").split(b"\t")
         expected = 1 + self._numbers + self._features
         if len(fields) != expected:
-            raise DataError(
-                f"sample {index} of {self._path} has {len(fields)} fields, the model takes {expected}: "
-                f"a label, {self._numbers} numbers and {self._features} categories, separated by tabs"
-            )
+            wanted = expected, self._numbers, self._features
+            raise DataError(error_text("inputs.fields", index, self._path, len(fields), *wanted))
         try:
             label, *values = (float(field or 0) for field in fields[: 1 + self._numbers])
         except ValueError as error:

@@ -112,10 +112,7 @@ class Rope:
             if kind not in _ROPE_KINDS or rope.factor < 1 or rope.high <= rope.low or rope.original < 1:
                 raise ValueError
         except ValueError:
-            raise ShapeError(
-                f"shape field rope is '{text[:80]}': it is one of {', '.join(_ROPE_KINDS)}, and numbers as "
-                "in llama3:factor=8;original=8192"
-            ) from None
+            raise ShapeError(error_text("shape.rope", text[:80], ", ".join(_ROPE_KINDS))) from None
         return rope
 
     def __str__(self) -> str:
@@ -194,11 +191,11 @@ def check_word(shape: Any, name: str, words: Iterable[str]) -> None:
         raise ShapeError(f"shape field {name} is '{word}': it must be one of {', '.join(known)}")
 
 
-def check_positive(shape: Any, *names: str) -> None:
-    """Raise `ShapeError` if one of the fields is below 1."""
+def check_least(shape: Any, *names: str, least: int = 1) -> None:
+    """Raise `ShapeError` if one of the fields is below `least`."""
     for name in names:
-        if getattr(shape, name) < 1:
-            raise ShapeError(f"shape field {name} is {getattr(shape, name)}: it must be at least 1")
+        if getattr(shape, name) < least:
+            raise ShapeError(f"shape field {name} is {getattr(shape, name)}: it must be at least {least}")
         if name == "layers":
             check_layers(shape.layers, name)
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from fsdpbench.workloads.shape import WorkloadError
+from fsdpbench.workloads.shape import WorkloadError, error_text
 
 ATTENTION_LAYERS = frozenset({"query", "key", "value", "query_key_value", "output", "qkv", "proj"})
 """Names of the linear layers of attention, in all families."""
@@ -97,8 +97,7 @@ class TensorPlan:
                 fits = [str(n) for n in range(2, ranks) if not any(d % n for d in self.divides.values())]
                 instead = f"use {' or '.join(fits)}" if fits else "leave it at 1"
                 raise WorkloadError(
-                    f"{name} has {part}={number}, which {ranks} ranks cannot share evenly: {instead}, or "
-                    f"change the shape's {part}"
+                    error_text("tensor_plan.uneven", name, part, number, ranks, instead, part)
                 )
 
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fsdpbench.base.errors import BenchError
+from fsdpbench.base.errors import BenchError, error_text
 from fsdpbench.base.files.documents import typed_rows
 
 if TYPE_CHECKING:  # what is used as a type
@@ -166,10 +166,7 @@ def gone(path: str, needed_for: str) -> TorchInternalError:
     """Return the error for a name that the installed torch lacks."""
     import torch
 
-    return TorchInternalError(
-        f"torch {torch.__version__} has no {path}, needed for {needed_for}: "
-        "install a version of torch that has it"
-    )
+    return TorchInternalError(error_text("torch_internals.gone", torch.__version__, path, needed_for))
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 import torch
 
 from fsdpbench.base.configuration.config import Config, Degrees
-from fsdpbench.base.errors import BenchError
+from fsdpbench.base.errors import BenchError, error_text
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.engine.devices import make_device
@@ -139,12 +139,8 @@ def require_compiled(config: Config, record: RankRecord) -> None:
     if not config.settings.compile or found is None or (compiled_graphs(found) and found["traced"] >= asked):
         return
     breaks = ", ".join(f"{reason} ({count}x)" for reason, count in found["graph_breaks"].items())
-    raise BenchError(
-        f"compile=true compiled no graph of the units{' or none of the loss' if asked > 1 else ''} "
-        f"(wrap={config.settings.wrap})"
-        f"{f': {breaks}' if breaks else ''}. The hooks of units inside of a unit break its graph: take units "
-        "that hold no others (wrap=block, or wrap=block+lm_head with a module's name), or leave compile out"
-    )
+    loss, why = " or none of the loss" * (asked > 1), f": {breaks}" if breaks else ""
+    raise BenchError(error_text("worker.no_graph", loss, config.settings.wrap, why))
 
 
 def _soak(
@@ -261,9 +257,7 @@ def main(arguments: list[str]) -> int:
         print("usage: torchrun ... -m fsdpbench.engine.worker CONFIG.json FOLDER", file=sys.stderr)
         return 2
     config = Config.from_dict(read_json_object(Path(arguments[0])))
-    placement = Placement(
-        int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
-    )
+    placement = Placement(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
     status = run_rank(config, placement, Path(arguments[1]))
     return 0 if status in (Status.OK, Status.OOM) else 1
 

@@ -14,7 +14,7 @@ from fsdpbench.base.errors import UsageError, error_text, unknown
 from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.settings import SETTINGS, Settings, Value
 from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, stated_machine
-from fsdpbench.sim.model.software import CURRENT, load_software, software_names
+from fsdpbench.sim.model.software import CALLS, CURRENT, load_software, software_names
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.narrow import adapted
 from fsdpbench.workloads import Workload, get_workload
@@ -73,9 +73,7 @@ def make_target(
         stated = (gpus_per_node, gpus_used_per_node, nic_gb_s)
         hardware, per_node, used = simulated_nodes(hardware, gpus, *stated)
     elif gpus_used_per_node is not None or nic_gb_s is not None:
-        raise UsageError(
-            f"what --gpus-used-per-node and --nic-gb-s say is for simulated GPUs; leave it out with {device}"
-        )
+        raise UsageError(error_text("planning.simulated_only", device))
     per_node = min(per_node, max(gpus, 1))
     check_world(gpus, per_node, used)
     if data is not None and not is_there(Path(data)):
@@ -208,7 +206,7 @@ def software_of_script(given: str | None) -> tuple[str | None, str]:
     profile = load_software(name)
     if profile.of_the_bench:
         raise UsageError(error_text("planning.software", given, ", ".join(profile.of_the_bench)))
-    kept = ", ".join(profile.left_to_scripts)
+    kept = ", ".join(profile.changed(CALLS))
     note = f"note: {kept} of software {profile.name}: as the script has them" if kept else ""
     return None if name == CURRENT else name, note
 

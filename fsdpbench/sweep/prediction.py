@@ -25,6 +25,7 @@ import numpy as np
 
 from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement, shard_size_of
 from fsdpbench.base.errors import UsageError, error_text
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.settings import SETTINGS, Settings, Value, show_value
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.devices.detection import profile_of_this_machine
@@ -289,14 +290,7 @@ _MUON_BYTES = 12  # at least: one moment for the matrices
 _TWO_BYTE_STATES = 12
 _REPLICATED = ("torch-ddp", "single")
 _SHARDED = ("impl-fsdp1", "impl-fsdp2", "torch-fsdp1", "torch-fsdp2")
-_UNDERSTOOD = {
-    *("seq", "batch", "grad_accum", "grad_sync", "strategy", "shard_size", "wrap", "reshard_after_forward"),
-    *("backward_prefetch", "backward_prefetch_depth", "forward_prefetch", "limit_all_gathers"),
-    *("memory_handover", "param_dtype", "reduce_dtype", "buffer_dtype", "activation_checkpointing"),
-    *("cpu_offload", "optimizer", "optimizer_dtype", "zero_grad", "tp", "cp", "ep", "compile", "seed"),
-    *("checkpoint_first", "clip", "norm", "rotary", "loss", "linear_dtype"),
-    *("keep_last_unsharded", "activation_offload", "compile_loss", "graph", "symmetric_memory"),
-}
+_UNDERSTOOD = table_beside(__file__, "prediction.toml")["understood"]
 """Settings whose part in the bound is known; another one that is not at its default makes it unknown."""
 
 

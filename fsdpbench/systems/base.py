@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
 from fsdpbench.base.errors import UsageError, error_text
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.sim.model.software import CURRENT
 from fsdpbench.systems import model_code
@@ -30,6 +31,8 @@ SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 """Environment variables that, set to 1, silently keep `torch.compile` from compiling."""
 MOST_OFFLOADED_BYTES = 8 * 2**30
 """The most bytes that simulated ranks offload: the host's memory is real."""
+ABSENT = table_beside(__file__, "absent.toml")
+"""Settings that our systems do not have at all, with the reason of each, by system."""
 
 
 @dataclass(frozen=True)
@@ -175,24 +178,6 @@ def refuse_common(config: Config) -> dict[str, str]:
             )
     refused |= refuse_offload(config) | refuse_narrow(config)
     return refused | _refuse_keeping_last(config) | refuse_lora(config) | refuse_optimizer(config)
-
-
-def absent_from(name: str, by_size: str) -> dict[str, str]:
-    """Return the settings that another package's system lacks; `by_size`: how it prefetches instead."""
-    return {
-        **dict.fromkeys(("backward_prefetch", "backward_prefetch_depth", "forward_prefetch"), by_size),
-        "memory_handover": f"{name} passes memory in its own way",
-        "layout": f"{name} lays parameters out in its own way",
-        "symmetric_memory": "it belongs to fully_shard (set_symm_mem_for_comm)",
-        "keep_last_unsharded": f"{name} decides by size what stays gathered",
-        "activation_offload": "the bench offloads activations of FSDP's units",
-        "clip": f"the bench clips no gradients of {name}",
-        "optimizer_dtype": f"the bench gives {name} torch's own AdamW",
-        "linear_dtype": f"the bench does not build layers of 8 or 4 bits under {name}",
-        **dict.fromkeys(
-            ("lora", "lora_targets", "lora_base"), f"the bench does not build adapters under {name}"
-        ),
-    }
 
 
 def refuse_under(name: str, config: Config) -> dict[str, str]:

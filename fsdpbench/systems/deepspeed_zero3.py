@@ -13,14 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.systems.base import BuildContext, System, absent_from, refuse_under
+from fsdpbench.base.files.documents import table_beside
+from fsdpbench.systems.base import ABSENT, BuildContext, System, refuse_under
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-_BY_BYTES = "ZeRO-3 gathers by parameter and prefetches by size, in both passes; there are no FSDP units"
-_NEVER = 10**9
 
 
 class DeepSpeedZero3(System):
@@ -31,14 +29,7 @@ class DeepSpeedZero3(System):
     devices = frozenset({"cuda", "cpu"})
     package = "deepspeed"
     installation = "pip install 'fsdpbench[deepspeed]'"
-    absent = {  # noqa: RUF012
-        **absent_from("ZeRO-3", _BY_BYTES),
-        "wrap": _BY_BYTES,
-        "reshard_after_forward": "ZeRO-3 decides by reuse distance (stage3_max_reuse_distance)",
-        "limit_all_gathers": "ZeRO-3 bounds what is gathered by elements (stage3_max_live_parameters)",
-        "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
-        "zero_grad": "DeepSpeed clears gradients in its own step",
-    }
+    absent = ABSENT["deepspeed-zero3"]
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused = refuse_under("ZeRO-3", config)
@@ -86,15 +77,11 @@ def zero3_config(config: Config) -> dict[str, object]:
     Everything that no setting names keeps DeepSpeed's default.
     """
     settings = config.settings
-    zero: dict[str, object] = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True}
-    options = {
+    options = table_beside(__file__, "zero3.toml")
+    zero = options["zero_optimization"]
+    options |= {
         "train_micro_batch_size_per_gpu": settings.batch,
         "gradient_accumulation_steps": settings.grad_accum,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "gradient_clipping": 0.0,
-        "steps_per_print": _NEVER,
-        "wall_clock_breakdown": False,
         "bf16": {"enabled": settings.param_dtype == "bf16"},
         # A fixed scale: no other system here skips a step whose gradients overflow.
         "fp16": {"enabled": settings.param_dtype == "fp16", "loss_scale": 1.0},

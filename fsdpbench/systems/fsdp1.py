@@ -72,13 +72,6 @@ class _FlatParameterSystem(base.System):
         model.clip_grad_norm_(largest)
 
 
-_ABSENT = {
-    "layout": "a flat parameter is gathered in one piece, without copies",
-    "symmetric_memory": "FSDP1 has no set_symm_mem_for_comm: use FSDP2",
-    "reshard_after_forward": "FSDP1 says it by its strategy",
-}
-
-
 def _refuse(config: Config) -> dict[str, str]:
     """Refuse settings that flat parameters do not have, torch's or ours: setting -> reason."""
     refused = base.refuse_common(config) | base.refuse_lora_in_flat_parameters(config)
@@ -94,7 +87,7 @@ class ImplFsdp1(_FlatParameterSystem):
 
     name = "impl-fsdp1"
     summary = "this project's FullyShardedDataParallel"
-    absent = _ABSENT
+    absent = base.ABSENT["impl-fsdp1"]
 
     def refuses(self, config: Config) -> dict[str, str]:
         return _refuse(config)
@@ -121,11 +114,7 @@ class TorchFsdp1(_FlatParameterSystem):
 
     name = "torch-fsdp1"
     summary = "PyTorch's FullyShardedDataParallel"
-    absent = {  # noqa: RUF012
-        **_ABSENT,
-        "memory_handover": "PyTorch's FSDP1 passes memory by record_stream only",
-        "backward_prefetch_depth": "PyTorch's FSDP1 prefetches one unit in backward",
-    }
+    absent = base.ABSENT["torch-fsdp1"]
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused, settings = _refuse(config), config.settings

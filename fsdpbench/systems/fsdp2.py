@@ -13,7 +13,7 @@ from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard
 from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.systems.base import BuildContext, System, refuse_common
+from fsdpbench.systems.base import ABSENT, BuildContext, System, refuse_common
 from fsdpbench.systems.narrow import refuse_narrow_gathers
 from fsdpbench.systems.parallel.refusals import refuse_parallel
 from fsdpbench.workloads.library import LIBRARY
@@ -139,9 +139,7 @@ class ImplFsdp2(_FullyShardSystem):
     def absent_settings(self, config: Config) -> dict[str, str]:
         absent = {"buffer_dtype": "fully_shard leaves buffers alone"}
         if config.settings.memory_handover != "record_stream":
-            absent["limit_all_gathers"] = (
-                "memory passes by events (memory_handover): the prefetch depth bounds what is in flight"
-            )
+            absent["limit_all_gathers"] = error_text("fsdp2.by_events")
         return absent
 
     def _module(self) -> Any:
@@ -183,17 +181,14 @@ class TorchFsdp2(_FullyShardSystem):
 
     name = "torch-fsdp2"
     summary = "PyTorch's fully_shard"
-    absent = {  # noqa: RUF012
-        "buffer_dtype": "fully_shard leaves buffers alone",
-        "limit_all_gathers": "PyTorch's fully_shard has no rate limiter",
-        "memory_handover": "PyTorch's fully_shard passes memory by events only",
-        "layout": "PyTorch's fully_shard packs all parameters",
-    }
+    absent = ABSENT["torch-fsdp2"]
 
     def absent_settings(self, config: Config) -> Mapping[str, str]:
         why = "PyTorch's fully_shard prefetches so only as explicit code says, by unit (`1:20+2:12`)"
         names = ("backward_prefetch_depth", "forward_prefetch")
-        return self.absent | {name: why for name in names if not is_mixed(getattr(config.settings, name))}
+        return dict(self.absent) | {
+            name: why for name in names if not is_mixed(getattr(config.settings, name))
+        }
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused = super().refuses(config)
@@ -334,9 +329,7 @@ def _of_device(config: Config) -> str | None:
         return "it is NCCL's, on GPUs that really communicate or simulated ones"
     if config.device == "cuda":
         missing = os.environ.get(_POLICY) != "2"
-        return (
-            f"NCCL gathers by copy engines with {_POLICY}=2 in the environment: set it" if missing else None
-        )
+        return error_text("fsdp2.policy", _POLICY) if missing else None
     if config.software is not None:
         return f"software {config.software} is older than it: leave --software out"
     assert config.hardware is not None

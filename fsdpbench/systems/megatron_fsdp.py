@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from fsdpbench.base.configuration.config import Config, shard_size_of
 from fsdpbench.base.settings import Settings
-from fsdpbench.systems.base import BuildContext, System, absent_from, refuse_under
+from fsdpbench.systems.base import ABSENT, BuildContext, System, refuse_under
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_BY_SIZE = "Megatron-FSDP prefetches by size, two units' worth of elements"
 _STRATEGIES = {
     "FULL_SHARD": "optim_grads_params",
     "SHARD_GRAD_OP": "optim_grads",
@@ -30,13 +29,7 @@ class MegatronFsdp(System):
     devices = frozenset({"cuda"})
     package = "megatron_fsdp"
     installation = "pip install 'fsdpbench[megatron-fsdp]'"
-    absent = {  # noqa: RUF012
-        **absent_from("Megatron-FSDP", _BY_SIZE),
-        "reshard_after_forward": "Megatron-FSDP says it by its strategy",
-        "limit_all_gathers": _BY_SIZE,
-        "buffer_dtype": "Megatron-FSDP leaves buffers in the dtype of the model",
-        "cpu_offload": "Megatron-FSDP keeps its shards on the GPU",
-    }
+    absent = ABSENT["megatron-fsdp"]
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused = refuse_under("Megatron-FSDP", config)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.settings import Settings, Value
 from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.sim.model.profile import ProfileError, load_profile
@@ -98,9 +99,7 @@ def _refuse_linear_loss(workload: Workload, settings: Settings) -> dict[str, str
     """Refuse settings that exclude an lm head inside of the loss: setting -> reason."""
     refused = {}
     if settings.tp > 1:
-        refused["loss"] = (
-            f"{settings.loss} multiplies with the whole lm head, of which tp gives each rank a part"
-        )
+        refused["loss"] = error_text("model_code.whole_head", settings.loss)
     if settings.loss == "fused" and workload.shape.get("logit_cap"):
         refused["loss"] = "fused knows the gradient of plain logits, and this model caps them: use chunked"
     if settings.compile_loss:

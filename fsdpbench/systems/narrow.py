@@ -9,7 +9,7 @@ from fsdpbench.base.configuration.config import PARALLEL, Config
 from fsdpbench.base.errors import error_text
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
+from fsdpbench.sim.model.software import CURRENT, OF_GPTS, OUTSIDE_OF_GRAPHS, SoftwareProfile, load_software
 from fsdpbench.systems.model_code import code_of_model
 from fsdpbench.workloads import Workload, WorkloadError, get_workload
 from fsdpbench.workloads.families import gpt_workload, llama_workload
@@ -106,18 +106,17 @@ def refused_by_software(config: Config) -> dict[str, str]:
     if config.software is None:
         return {}
     software, refused = software_of(config), {}
-    if software.of_gpts and workload_of(config).family != gpt_workload.FAMILY:
-        changed = ", ".join(software.of_gpts)
+    of_gpts = software.changed(OF_GPTS)
+    if of_gpts and workload_of(config).family != gpt_workload.FAMILY:
+        changed = ", ".join(of_gpts)
         refused["model"] = f"software {software.name} ({changed}) is of GPTs, not of {config.model}"
     family = workload_of(config).family
     if (software.of_llamas or software.operators.fused_rotary) and family != llama_workload.FAMILY:
         refused["model"] = f"software {software.name} is of Llamas, not of {config.model}"
     by_operator = "op" in str(config.settings.activation_checkpointing)
     if by_operator and not software.checkpointing.by_operator:
-        refused["activation_checkpointing"] = (
-            f"checkpointing by operator came with torch 2.4, after software {software.name}"
-        )
-    if config.settings.compile and not software.compiles_as_installed:
+        refused["activation_checkpointing"] = error_text("narrow.by_operator", software.name)
+    if config.settings.compile and not software.changes_only(OUTSIDE_OF_GRAPHS):
         refused["compile"] = f"the compiler is the installed one, not that of software {software.name}"
     return refused
 
@@ -167,11 +166,10 @@ def _check_narrow(workload: Workload, kind: str, batch: int, seq: int | None) ->
     multiple = _MULTIPLES[kind]
     products = [product for layer in range(workload.block_count) for product in workload.products(layer)]
     for product in products:
-        if product.name not in ROUTERS and (product.inputs % multiple or product.outputs % multiple):
-            raise WorkloadError(
-                f"layer {product.name} of {workload.name} is {product.inputs} x {product.outputs}, and "
-                f"{kind} needs multiples of {multiple}: change the shape"
-            )
+        sizes = product.inputs, product.outputs
+        if product.name not in ROUTERS and any(size % multiple for size in sizes):
+            layer = product.name, workload.name, *sizes
+            raise WorkloadError(error_text("narrow.multiples", *layer, kind, multiple))
     tokens = workload.tokens(batch, seq) or 0
     if tokens % multiple:
         raise WorkloadError(error_text("narrow.tokens", tokens, kind, multiple))

@@ -6,27 +6,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.systems.base import BuildContext, System, refuse_lora, refuse_optimizer
+from fsdpbench.systems.base import ABSENT, BuildContext, System, refuse_lora, refuse_optimizer
 from fsdpbench.systems.narrow import refuse_narrow
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_WITHOUT_UNITS = (
-    "wrap", "reshard_after_forward", "backward_prefetch", "backward_prefetch_depth", "forward_prefetch",
-    "limit_all_gathers", "memory_handover", "layout", "symmetric_memory", "activation_offload",
-    "keep_last_unsharded",
-)  # fmt: skip
-NO_SHARDING = {
-    "strategy": "every rank holds the whole model",
-    "shard_size": "every rank holds the whole model",
-    **dict.fromkeys(_WITHOUT_UNITS, "there are no FSDP units"),
-    "reduce_dtype": "gradients are fp32 under autocast",
-    "buffer_dtype": "buffers are left alone",
-    "cpu_offload": "there are no shards to offload",
-    "compile_loss": "compile=true compiles the whole model, its loss included",
-}
+NO_SHARDING = ABSENT["unsharded"]
 """Settings that a system without sharding does not have, with the reason of each."""
 
 

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.settings.values import is_mixed, unit_sizes
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.blocks import BlockGroup, group_blocks
@@ -75,11 +75,8 @@ def _inner(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def _require(names: Iterable[str], classes: frozenset[str], modules: frozenset[str]) -> None:
     for name in names:
         if name != "block" and name not in classes | modules:
-            own = sorted(each for each in modules if "." not in each)
-            raise UsageError(
-                f"wrap: the model has no module of class {name!r}, nor one of that name. It has "
-                f"{', '.join(sorted(classes))}; {', '.join(own)}; `block` means its blocks."
-            )
+            named = ", ".join(sorted(each for each in modules if "." not in each))
+            raise UsageError(error_text("wrapping.no_module", name, ", ".join(sorted(classes)), named))
 
 
 def _of_names(model: nn.Module, workload: Workload, names: list[str]) -> list[nn.Module]:
@@ -106,9 +103,7 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
 
     visit(model)
     if not units and least > sum(p.numel() for p in model.parameters()):
-        raise UsageError(
-            f"wrap: no module of the model holds {least} parameters; use a smaller size or `root`"
-        )
+        raise UsageError(error_text("wrapping.too_large", least))
     return units
 
 

@@ -9,9 +9,10 @@ from fsdpbench.workloads.shape import (
     ShapeError,
     check_divides,
     check_layers,
-    check_positive,
+    check_least,
     check_share,
     check_word,
+    error_text,
 )
 
 FAMILY = "decoder"
@@ -106,25 +107,14 @@ class DecoderShape:
     capacity: float = 0.0
 
     def __post_init__(self) -> None:
-        check_positive(self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "max_seq")
+        check_least(self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "max_seq")
         check_divides(self, "kv_heads", "heads")
         check_share(self, "embedding_dropout", "residual_dropout", "attention_dropout")
         if self.head_width < 1:
             check_divides(self, "heads", "d_model")
             object.__setattr__(self, "head_width", self.d_model // self.heads)
-        for name in (
-            "query_scale",
-            "score_cap",
-            "logit_cap",
-            "window",
-            "local_theta",
-            "norm_eps",
-            "router_skew",
-            "shared_d_ff",
-            "capacity",
-        ):
-            if getattr(self, name) < 0:
-                raise ShapeError(f"shape field {name} is {getattr(self, name)}: it must be at least 0")
+        check_least(self, "query_scale", "score_cap", "logit_cap", "window", "local_theta", least=0)
+        check_least(self, "norm_eps", "router_skew", "shared_d_ff", "capacity", least=0)
         for name, words in _WORDS.items():
             check_word(self, name, words)
         self._check_attention()
@@ -133,16 +123,13 @@ class DecoderShape:
     def _check_attention(self) -> None:
         if not 0 < self.rotary_share <= 1 or self.rotary_width % 2 or self.rotary_width < 2:
             raise ShapeError(
-                f"shape field rotary_share is {self.rotary_share}: of heads {self.head_width} wide it turns "
-                f"{self.rotary_width} elements, and rotary positions take pairs"
+                error_text("shape.rotary_share", self.rotary_share, self.head_width, self.rotary_width)
             )
         if self.rope_theta <= 1 or 0 < self.local_theta <= 1:
             raise ShapeError(f"shape field rope_theta is {self.rope_theta}: it must be above 1")
         rope = Rope.parse(self.rope)
         if rope.kind == "longrope" and {len(rope.short), len(rope.long)} != {self.rotary_width // 2}:
-            raise ShapeError(
-                f"shape field rope is longrope: short and long need {self.rotary_width // 2} numbers each"
-            )
+            raise ShapeError(error_text("shape.longrope", self.rotary_width // 2))
         _check_pattern("layer_pattern", self.layer_pattern, "SF")
         if "S" in self.layer_pattern and not self.window:
             raise ShapeError("shape field layer_pattern has sliding layers (S): give them a window")
@@ -156,12 +143,10 @@ class DecoderShape:
         _check_pattern("moe_pattern", self.moe_pattern, "MD")
         if "M" not in self.moe_pattern:
             return
-        check_positive(self, "experts", "expert_d_ff", "experts_per_token")
+        check_least(self, "experts", "expert_d_ff", "experts_per_token")
         check_layers(self.experts, "experts")
         if self.experts_per_token > self.experts:
-            raise ShapeError(
-                f"shape field experts_per_token is {self.experts_per_token}: there are {self.experts} experts"
-            )
+            raise ShapeError(error_text("shape.experts", self.experts_per_token, self.experts))
         if self.shared_gate and not self.shared_d_ff:
             raise ShapeError("shape field shared_gate needs a shared expert: give shared_d_ff")
 
@@ -205,6 +190,4 @@ _WORDS = {
 
 def _check_pattern(name: str, pattern: str, letters: str) -> None:
     if not 0 < len(pattern) <= _LARGEST_PATTERN or set(pattern) - set(letters):
-        raise ShapeError(
-            f"shape field {name} is '{pattern[:80]}': it takes the letters {' and '.join(letters)}"
-        )
+        raise ShapeError(error_text("shape.letters", name, pattern[:80], " and ".join(letters)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsdpbench.workloads.base import BlockFlops, ForwardFlops, SampleWorkload, Shaped
-from fsdpbench.workloads.shape import DTYPE_BYTES, ShapeError, check_divides, check_positive, check_word
+from fsdpbench.workloads.shape import DTYPE_BYTES, ShapeError, check_divides, check_least, check_word
 
 if TYPE_CHECKING:
     from fsdpbench.workloads.inputs import Batch, Feed
@@ -44,7 +44,7 @@ class DHENShape:
     table_dtype: str = "fp32"
 
     def __post_init__(self) -> None:
-        check_positive(self, "layers", "tokens", "width", "heads", "features", "rows", "numbers", "hidden")
+        check_least(self, "layers", "tokens", "width", "heads", "features", "rows", "numbers", "hidden")
         check_divides(self, "heads", "width")
         if self.tokens < 2:
             raise ShapeError("shape field tokens is 1: one is of the numbers, at least one of the features")

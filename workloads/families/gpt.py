@@ -19,7 +19,7 @@ from fsdpbench.workloads.families.gpt_workload import GPTShape
 from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection
 from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
 from fsdpbench.workloads.rotations import positions
-from fsdpbench.workloads.shape import WorkloadError
+from fsdpbench.workloads.shape import WorkloadError, error_text
 
 
 class GPTAttention(nn.Module):
@@ -128,9 +128,7 @@ class GPT(ComputesTokenLoss, nn.Module):
         if self.position_embedding is not None:
             seq, most = inputs.shape[1], self.position_embedding.num_embeddings
             if seq > most:
-                raise WorkloadError(
-                    f"the sequence has {seq} tokens, the model {most} positions: build it with seq={seq}"
-                )
+                raise WorkloadError(error_text("gpt.positions", seq, most, seq))
             x = x + self.position_embedding(positions(seq, inputs.device))
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fsdpbench.workloads.base import BlockFlops, NextTokenWorkload
-from fsdpbench.workloads.shape import check_divides, check_positive, check_share, check_word
+from fsdpbench.workloads.shape import check_divides, check_least, check_share, check_word
 from fsdpbench.workloads.tensor_plan import BlockPlan, Product, TensorPlan
 
 FAMILY = "gpt"
@@ -49,7 +49,7 @@ class GPTShape:
     def __post_init__(self) -> None:
         check_share(self, "dropout")
         check_word(self, "attention", ATTENTIONS)
-        check_positive(self, "layers", "d_model", "heads", "vocab", "expansion", "max_seq")
+        check_least(self, "layers", "d_model", "heads", "vocab", "expansion", "max_seq")
         check_divides(self, "heads", "d_model")
         check_word(self, "positions", POSITIONS)
 

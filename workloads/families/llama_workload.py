@@ -12,7 +12,7 @@ from functools import cached_property
 
 from fsdpbench.workloads.base import NextTokenWorkload
 from fsdpbench.workloads.decoder import DecoderShape, DecoderWorkload
-from fsdpbench.workloads.shape import ShapeError, check_divides, check_positive, check_word
+from fsdpbench.workloads.shape import ShapeError, check_divides, check_least, check_word, error_text
 from fsdpbench.workloads.tensor_plan import Product, TensorPlan
 
 FAMILY = "llama"
@@ -55,16 +55,11 @@ class LlamaShape:
     def __post_init__(self) -> None:
         check_word(self, "norms", NORMS)
         check_word(self, "rotary", ROTARY)
-        check_positive(
-            self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "rope_theta", "max_seq"
-        )
+        check_least(self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "rope_theta", "max_seq")
         check_divides(self, "heads", "d_model")
         check_divides(self, "kv_heads", "heads")
         if self.head_width % 2:
-            raise ShapeError(
-                f"shape field d_model is {self.d_model}: with {self.heads} heads each is {self.head_width} "
-                "wide, and rotary positions take pairs: give an even width a head"
-            )
+            raise ShapeError(error_text("llama_workload.odd", self.d_model, self.heads, self.head_width))
 
     @property
     def head_width(self) -> int:

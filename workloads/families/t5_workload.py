@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsdpbench.workloads.base import BlockFlops, ForwardFlops, Shaped, TokenWorkload
-from fsdpbench.workloads.shape import ShapeError, check_positive, check_share, check_word, error_text
+from fsdpbench.workloads.shape import ShapeError, check_least, check_share, check_word, error_text
 from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class T5Shape:
 
     def __post_init__(self) -> None:
         check_share(self, "dropout")
-        check_positive(self, "layers", "d_model", "d_ff", "heads", "d_kv", "vocab", "buckets", "max_seq")
+        check_least(self, "layers", "d_model", "d_ff", "heads", "d_kv", "vocab", "buckets", "max_seq")
         if self.buckets % 4:
             raise ShapeError(error_text("t5_workload.buckets", self.buckets))
         check_word(self, "attention", ATTENTIONS)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fsdpbench.workloads.base import BlockFlops, ForwardFlops, VisionWorkload
-from fsdpbench.workloads.shape import CHANNELS, ShapeError, check_divides, check_layers, check_positive
+from fsdpbench.workloads.shape import CHANNELS, ShapeError, check_divides, check_layers, check_least
 
 
 def _numbers(field: str, text: str) -> list[int]:
@@ -56,7 +56,7 @@ class RegNetShape:
     classes: int = 1000
 
     def __post_init__(self) -> None:
-        check_positive(self, "group_width", "stem", "squeeze", "image", "classes")
+        check_least(self, "group_width", "stem", "squeeze", "image", "classes")
         widths, depths = _numbers("widths", self.widths), _numbers("depths", self.depths)
         if len(widths) != len(depths):
             raise ShapeError(
@@ -171,7 +171,7 @@ class DeepViTShape:
     classes: int = 1000
 
     def __post_init__(self) -> None:
-        check_positive(self, "layers", "d_model", "heads", "expansion", "patch", "image", "classes")
+        check_least(self, "layers", "d_model", "heads", "expansion", "patch", "image", "classes")
         check_divides(self, "heads", "d_model")
         check_divides(self, "patch", "image")
 

@@ -15,6 +15,11 @@ _LARGEST = 2**63 - 1
 _SHOWN = 60
 
 HARMLESS = frozenset(table_beside(__file__, "harmless.toml")["keys"].split())
+_WORDS = table_beside(__file__, "words.toml")
+ACTIVATIONS: Mapping[str, str] = _WORDS["activations"]
+_ROPE_FIELDS: Mapping[str, Mapping[str, str]] = _WORDS["rope"]
+DEFAULTS: Mapping[str, JsonObject] = _WORDS["defaults"]
+"""What T5's own code takes for keys that a file lacks, by model type."""
 _EMPTY_IS_NONE = ("pruned_heads",)
 _WITH_LANGUAGE_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
 _EXPANDED = ("mxfp4", "fp8", "compressed-tensors")
@@ -138,8 +143,7 @@ class Keys:
         """Return the error for a part of a model that is not built."""
         return NotBuiltError(
             key,
-            f"key {key} is {_shown(value)}: this may change the model, and is not built for model_type "
-            f"{self.model_type}. Remove the key if the model is the same without it",
+            error_text("keys.not_built", key, _shown(value), self.model_type),
         )
 
 
@@ -159,12 +163,6 @@ def shortest_period(letters: Iterable[str]) -> str:
 
 DEFAULT_SEQ = 4096
 """Tokens a sample where no length is given: models are not trained at their longest context."""
-# fmt: off
-ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh",
-    "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh",
-}
-# fmt: on
 _ORIGINAL = "original_max_position_embeddings"
 _LETTERS = {"full_attention": "F", "sliding_attention": "S"}
 
@@ -269,19 +267,6 @@ def _numbers(keys: Keys, key: str, value: Any) -> tuple[float, ...]:
     if not isinstance(value, list) or not value:
         raise keys.misfit(key, value, "a list of numbers")
     return tuple(keys.as_number(key, each, 0.0) for each in value)
-
-
-# fmt: off
-_ROPE_FIELDS: dict[str, dict[str, str]] = {
-    "default": {},
-    "linear": {"factor": "factor"},
-    "llama3": {"factor": "factor", "low_freq_factor": "low", "high_freq_factor": "high",
-        _ORIGINAL: "original"},
-    "yarn": {"factor": "factor", "beta_fast": "fast", "beta_slow": "slow", _ORIGINAL: "original",
-        "attention_factor": "mscale", "truncate": "truncate"},
-}
-# fmt: on
-"""Fields of `Rope` by the keys of the file, for each type that is built."""
 
 
 def read_rope(keys: Keys, given: JsonObject) -> Rope:

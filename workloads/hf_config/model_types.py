@@ -18,6 +18,7 @@ from fsdpbench.workloads.families.gpt_workload import FAMILY as GPT
 from fsdpbench.workloads.families.t5_workload import FAMILY as T5
 from fsdpbench.workloads.hf_config.keys import (
     ACTIVATIONS,
+    DEFAULTS,
     Keys,
     common_shape,
     layer_pattern,
@@ -181,22 +182,10 @@ _SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
 _FEED_FORWARDS = {"relu": "", "gated-gelu": "gated"}
 
 
-# fmt: off
-_T5: Values = {
-    "d_ff": 2048, "num_layers": 6, "num_heads": 8, "vocab_size": 32128, "feed_forward_proj": "relu",
-    "tie_word_embeddings": True,
-}
-_MT5: Values = {
-    "d_ff": 1024, "num_layers": 8, "num_heads": 6, "vocab_size": 250112, "feed_forward_proj":
-    "gated-gelu", "tie_word_embeddings": False,
-}
-# fmt: on
-
-
 def umt5(keys: Keys) -> Values:
     """Read UMT5: mT5 with a position bias in every layer."""
     keys.ignore("scalable_attention")  # the trainer wrote it, and no code reads it
-    return {**t5(keys, _MT5 | {"tie_word_embeddings": True}), "bias_each_layer": True}
+    return {**t5(keys, DEFAULTS["mt5"] | {"tie_word_embeddings": True}), "bias_each_layer": True}
 
 
 def t5(keys: Keys, defaults: Values) -> Values:
@@ -229,8 +218,7 @@ def t5(keys: Keys, defaults: Values) -> Values:
 Reader = Callable[[Keys], Values]
 MODEL_TYPES: Mapping[str, tuple[str, Reader]] = {
     **{name: (DECODER, partial(decoder, of=of)) for name, of in DECODERS.items()},
-    "t5": (T5, partial(t5, defaults=_T5)),
-    "mt5": (T5, partial(t5, defaults=_MT5)),
+    **{name: (T5, partial(t5, defaults=own)) for name, own in DEFAULTS.items()},
     "umt5": (T5, umt5),
     "gpt2": (GPT, gpt2),
 }

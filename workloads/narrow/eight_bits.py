@@ -22,7 +22,7 @@ own. As torchao's `enable_fsdp_float8_all_gather` with `precompute_float8_dynami
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -113,6 +113,7 @@ _KEEPS_CLASS = frozenset(
     }
 )  # fmt: skip
 """What FSDP2 makes of a weight before it is the shard, and when a shard moves. Moments are plain tensors."""
+_VIEWS = (_aten.detach.default, _aten.alias.default, _aten.as_strided.default, _aten.view.default)
 
 
 def _around(cls: type[Tensor], inner: Tensor, dtype: torch.dtype) -> Any:
@@ -208,19 +209,10 @@ class EightBitWeight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        rule = _VIEWS.get(func)
-        if rule is None:
+        if func not in _VIEWS:
             raise NotImplementedError(f"{func}: a weight gathered in fp8 is read by its own layer alone")
         whole = args[0]
-        return EightBitWeight(rule(whole.data8, *args[1:], **(kwargs or {})), whole.inverse8, whole.dtype)
-
-
-_VIEWS: dict[Any, Callable[..., Tensor]] = {
-    _aten.detach.default: _aten.detach.default,
-    _aten.alias.default: _aten.alias.default,
-    _aten.as_strided.default: _aten.as_strided.default,
-    _aten.view.default: _aten.view.default,
-}
+        return EightBitWeight(func(whole.data8, *args[1:], **(kwargs or {})), whole.inverse8, whole.dtype)
 
 
 @torch.no_grad()

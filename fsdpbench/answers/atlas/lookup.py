@@ -90,9 +90,7 @@ def read_atlas(folder: Path) -> Atlas:
     try:
         return converted(read_json_object(path), Atlas)
     except msgspec.ValidationError as error:
-        raise UsageError(
-            f"{path}: is not an atlas ({error}); build it again with `fsdpbench atlas build`"
-        ) from None
+        raise UsageError(error_text("lookup.no_atlas", path, error)) from None
 
 
 def find(atlas: Atlas, model: str, hardware: str, gpus: int) -> AtlasCell:

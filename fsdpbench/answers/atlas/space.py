@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from fsdpbench.base.configuration.config import Config, shard_size_of
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
@@ -171,16 +174,8 @@ class Extent:
     gpus: tuple[int, ...]
 
 
-WHOLE = Extent(
-    (
-        *("gpt-2.8b", "mistral-7b", "llama3-8b", "llama2-13b", "gemma3-27b", "qwen3-30b-a3b"),
-        *("qwen3-32b", "mixtral-8x7b", "llama3-70b", "llama3-405b"),
-    ),
-    ("a100-40gb", "a100-80gb", "h100-80gb", "h200", "b200", "gb200", "l40s", "rtx-pro-6000"),
-    (8, 16, 32, 64, 128, 256, 512, 1024),
-)
-SMALL = Extent(("llama3-8b", "qwen3-32b", "llama3-70b"), ("a100-80gb", "h100-80gb", "b200"), (8, 16, 64, 256))
-"""What the documentation's workflow builds."""
+_EXTENTS = table_beside(__file__, "extents.toml")
+WHOLE, SMALL = (msgspec.convert(_EXTENTS[name], Extent) for name in ("whole", "small"))
 
 
 # What cannot fit by arithmetic, so that it is not simulated. The bound is never above the truth.

@@ -39,13 +39,8 @@ _UNLISTED = {"B": (0.01 * 2**20, 1e-3), "s": (1e-8, 1e-8)}
 of rounded nanoseconds, so the order in which work is queued moves their last digits."""
 _LEAST_LEVEL = 1e-9
 
-_HEAD = """\
-# What the performance gate allows (docs/gate.md).
-# relative_change: of exact figures, such as simulated ones; where a metric is not listed none, but of
-# bytes less than 0.01 MiB and a thousandth, of times less than 10 ns and 1e-8 of them.
-# measured: level is the chance of a false alarm, minimum_effect the relative change below which none is.
-"""
-
+_HEAD = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+"""Begins each file of thresholds."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=MOST_ALLOWED)]
 Level = Annotated[float, msgspec.Meta(ge=_LEAST_LEVEL, lt=1)]
 _SPLITS = 500

@@ -85,10 +85,13 @@ class Change:
         return bool(names & {name for name, _ in (*other.settings, *other.fields)})
 
 
-_ALLOCATOR = Change(
-    f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}",
-    "less fragmentation",
-    fields=(("what_if", WhatIf(allocator=EXPANDABLE)),),
+def _assuming(write: str, meaning: str, assumed: WhatIf, **more: Any) -> Change:
+    """Return a change that is simulated by an assumption."""
+    return Change(write, meaning, fields=(("what_if", assumed),), **more)
+
+
+_ALLOCATOR = _assuming(
+    f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}", "less fragmentation", WhatIf(allocator=EXPANDABLE)
 )
 _SHARDED = Change(
     "--system torch-fsdp2", "shards parameters, gradients and optimizer", fields=(("system", "torch-fsdp2"),)
@@ -158,15 +161,13 @@ def _of_script(script: ScriptSource, seen: Mapping[str, Any] | None) -> Iterator
     """Yield the changes of one line of a script, its environment or an argument."""
     yield _ALLOCATOR
     if seen is None or seen["sharding"]:
-        root = WhatIf(variation="wrap-root")
         what = "after the blocks are: shards what is in none of them"
-        yield Change("fully_shard(model, ...)", what, fields=(("what_if", root),))
+        yield _assuming("fully_shard(model, ...)", what, WhatIf(variation="wrap-root"))
     for _, trade in all_trades():
         is_of = seen is None or not trade.needs or seen[trade.needs]
         if trade.variation and trade.memory is Effect.LESS and is_of:
             work = 0.5 if trade.variation == "half-batch" else 1.0
-            varied = (("what_if", WhatIf(variation=trade.variation)),)
-            yield Change(trade.script or "", trade.words, fields=varied, work=work)
+            yield _assuming(trade.script or "", trade.words, WhatIf(variation=trade.variation), work=work)
     arguments, batch = script.arguments, (seen or {}).get("batch")
     if batch and not any(_BATCH.fullmatch(each.partition("=")[0]) for each in arguments):
         arguments = (*arguments, batch["option"], str(batch["value"]))
@@ -444,16 +445,10 @@ def grows(trial: Trial) -> bool:
 
 def stops() -> list[Change]:
     """Return the changes that may stop the growth of a script, the smallest first."""
+    kept = "what the loop keeps (a list, a sum)"
+    plain = "what is kept no longer holds the graph of its step"
+    on_host = "what is kept is on the host; the time of the copy is not simulated"
     return [
-        Change(
-            ".detach() what the loop keeps (a list, a sum)",
-            "what is kept no longer holds the graph of its step",
-            fields=(("what_if", WhatIf(variation=Variation.DETACH_KEPT)),),
-        ),
-        Change(
-            ".detach().cpu() what the loop keeps (a list, a sum)",
-            "what is kept is on the host; the time of the copy is not simulated",
-            fields=(("what_if", WhatIf(variation=Variation.HOST_KEPT)),),
-            unpriced=True,
-        ),
+        _assuming(f".detach() {kept}", plain, WhatIf(variation=Variation.DETACH_KEPT)),
+        _assuming(f".detach().cpu() {kept}", on_host, WhatIf(variation=Variation.HOST_KEPT), unpriced=True),
     ]

@@ -193,9 +193,8 @@ def _with_room(simulated: Sequence[Config], tell: Callable[[str], None]) -> list
     if simulated and not left:
         raise BenchError(f"none of the {len(simulated)} points fits; {reasons[0]}: more GPUs may")
     if len(left) < len(simulated):
-        tell(
-            f"{len(simulated) - len(left)} of {len(simulated)} points cannot fit by arithmetic: not simulated"
-        )
+        hopeless = len(simulated) - len(left)
+        tell(f"{hopeless} of {len(simulated)} points cannot fit by arithmetic: not simulated")
     return left
 
 

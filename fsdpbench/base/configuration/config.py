@@ -99,9 +99,7 @@ class Config:
         if self.sanitize and self.device != "sim":
             raise UsageError(error_text("config.sanitize_device", self.device))
         if self.software is not None and self.device != "sim":
-            raise UsageError(
-                f"--software {self.software} is for simulated GPUs; leave it out with --device {self.device}"
-            )
+            raise UsageError(error_text("config.software_device", self.software, self.device))
         check_world(self.gpus, self.gpus_per_node, self.gpus_used_per_node)
         self._check_soak()
 
@@ -284,9 +282,7 @@ class JitterSettings:
             try:
                 values[name] = whole_number(value, 0) if name == "seed" else finite_number(value)
             except ValueError:
-                raise UsageError(
-                    f"--jitter: {part.strip()!r} is not a number; write a seed, or seed=7,kernels=0.03"
-                ) from None
+                raise UsageError(error_text("config.jitter", part.strip())) from None
         if "seed" not in values:
             raise UsageError(f"--jitter: {text!r} has no seed; write seed=7,{text}")
         return cls(seed=round(values.pop("seed")), **values)

@@ -57,14 +57,10 @@ class LengthSettings:
         if (self.mean is None) == (not self.values):
             raise UsageError(f"--seq-lengths {self.source!r} says no lengths: {_HOW}")
         if self.mean is not None and not (1 <= self.mean <= 1e9 and 0 <= (self.sigma or 0) <= 5):
-            raise UsageError(
-                f"--seq-lengths {self.source}: the mean must be from 1 to 1e9 tokens, sigma from 0 to 5"
-            )
+            raise UsageError(error_text("soak.drawn", self.source))
         for name, low, most in (("buckets", 0, 4096), ("multiple", 1, 1 << 20), ("least", 1, 1 << 30)):
             if not low <= getattr(self, name) <= most:
-                raise UsageError(
-                    f"--seq-lengths: {name}={getattr(self, name)} must be from {low} to {most:,}"
-                )
+                raise UsageError(error_text("soak.bounds", name, getattr(self, name), low, most))
         if self.buckets and self.multiple > 1:
             raise UsageError("--seq-lengths: name buckets or multiple, not both: each says what is padded to")
 
@@ -155,9 +151,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
         except ValueError:
             raise UsageError(error_text("soak.line", path, number, line.strip()[:40])) from None
     if not 1 <= len(found) <= MOST_LENGTHS:
-        raise UsageError(
-            f"--seq-lengths {path}: {len(found):,} lengths; from 1 to {MOST_LENGTHS:,} are taken"
-        )
+        raise UsageError(error_text("soak.count", path, len(found), MOST_LENGTHS))
     return tuple(found)
 
 

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
-from fsdpbench.base.errors import BenchError
+from fsdpbench.base.errors import BenchError, error_text
 from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.torch_internals import cuda_attach_out_of_memory_observer
 from fsdpbench.base.writing import replacing
@@ -191,12 +191,9 @@ class CudaDevice(RealDevice):
 
     def open(self) -> None:
         """Raise `BenchError` if this machine has no GPU for the local rank."""
-        visible = torch.cuda.device_count()
-        if self._placement.local_rank >= visible:
-            raise BenchError(
-                f"rank {self._placement.rank} needs GPU {self._placement.local_rank} of its machine, where "
-                f"{visible} are visible: use fewer --gpus, or --device sim"
-            )
+        visible, place = torch.cuda.device_count(), self._placement
+        if place.local_rank >= visible:
+            raise BenchError(error_text("real.no_gpu", place.rank, place.local_rank, visible))
         torch.cuda.set_device(self.torch_device)
         self._observe_allocator()
         self._join("cpu:gloo,cuda:nccl", self.torch_device)

@@ -115,13 +115,8 @@ def _ask_gpus(query: str, fields: tuple[str, ...]) -> tuple[dict[str, str], ...]
     if program is None:
         return ()
     try:
-        done = subprocess.run(
-            [program, f"{query}={','.join(fields)}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=_ASK_TIMEOUT_S,
-            check=True,
-        )
+        asked = [program, f"{query}={','.join(fields)}", "--format=csv,noheader,nounits"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return ()
     lines = [line for line in done.stdout.splitlines() if line.strip()]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdpbench.base.errors import UsageError
-from fsdpbench.base.files.documents import typed_rows
+from fsdpbench.base.files.documents import table_beside, typed_rows
 
 _FAR = 10.0
 
@@ -43,13 +43,7 @@ class Key:
 
 
 KEYS: Mapping[str, Key] = {row.name: row for row in typed_rows(__file__, "keys.csv", Key)}
-_COLUMNS = {
-    "gemm.tiles": ("rows", "columns", "efficiency"),
-    "libraries.products.tiles": ("rows", "columns", "efficiency"),
-    "nvlink.points": ("bytes", "gb_s"),
-    "libraries.collectives.points": ("bytes", "us"),
-}
-"""Lists of lists that have a key for each position."""
+_MORE = table_beside(__file__, "keys.toml")
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:
@@ -86,7 +80,7 @@ def figures(value: object, name: str = "", row: str = "") -> Iterator[tuple[Key,
         for each, item in value.items():
             yield from figures(item, _join(name, each), _join(row, each))
     elif isinstance(value, tuple):
-        if (columns := _COLUMNS.get(row)) is not None:
+        if (columns := _MORE["columns"].get(row)) is not None:
             for column, values in zip(columns, zip(*value, strict=True), strict=True):
                 yield from _extremes(values, f"{name}[{{}}].{column}", KEYS[f"{row}.{column}"])
         elif value and isinstance(value[0], float):
@@ -110,12 +104,6 @@ def _join(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
 
 
-_NOT_FIGURES = frozenset((
-    "base", "name", "title", "source", "gpus_per_node", "runs_use", "estimated", "sources", "libraries",
-    "attention_kernels",
-))  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Constant:
     """One figure of a profile's file, with the source of the key or of the nearest section above it.
@@ -136,7 +124,7 @@ def constants(table: Mapping[str, Any]) -> list[Constant]:
     """
     sources: Mapping[str, str] = table.get("sources", {})
     estimated: Sequence[str] = table.get("estimated", ())
-    figures = {name: value for name, value in table.items() if name not in _NOT_FIGURES}
+    figures = {name: value for name, value in table.items() if name not in _MORE["not_figures"]}
     return [_constant(key, value, sources, estimated) for key, value in _leaves(figures, "")]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.numbers import finite_number
 from fsdpbench.base.reading import JsonObject
 from fsdpbench.sim.model import sections
@@ -63,9 +64,7 @@ class HardwareProfile:
         for name in self.runs_use:
             if name not in self.libraries:
                 known = ", ".join(self.libraries) or "none"
-                raise ProfileError(
-                    f"runs_use names {name!r}, which is not a library of this profile: {known}"
-                )
+                raise ProfileError(error_text("profile.no_library", name, known))
         for key in (*self.estimated, *self.sources):
             if not _has_key(self, key):
                 raise ProfileError(f"estimated or sources name {key!r}, which is not a key of a profile")
@@ -122,10 +121,8 @@ class HardwareProfile:
         if flash := known.get("flash2"):
             known["flex"] = dataclasses.replace(flash.times(*_FLEX[:2]), doubt=flash.doubt * _FLEX[2])
         if kernel not in known:
-            raise ProfileError(
-                f"no figure of {kernel} on {self.name} is known: take {', '.join(sorted(known))} or math, or "
-                f"measure it and add [attention_kernels.{kernel}] to a profile of yours"
-            )
+            others = ", ".join(sorted(known))
+            raise ProfileError(error_text("profile.no_kernel", kernel, self.name, others, kernel))
         chosen = dataclasses.replace(known[kernel], kernel=kernel)
         tables = {name: dataclasses.replace(each, attention=None) for name, each in self.libraries.items()}
         of_both = older and dataclasses.replace(older, attention=chosen)
@@ -264,9 +261,7 @@ def stated_machine(hardware: str, gpus_per_node: int | None, nic_gb_s: float | N
         gpus_per_node = None
     for flag, stated, known in (("--gpus-per-node", gpus_per_node, gpus), ("--nic-gb-s", nic_gb_s, rate)):
         if stated is not None and known is not None and stated != known:
-            raise ProfileError(
-                f"hardware {hardware} says {known:g}, and {flag} {stated:g}: state one of them"
-            )
+            raise ProfileError(error_text("profile.stated_twice", hardware, known, flag, stated))
     gpus = gpus if gpus_per_node is None else gpus_per_node
     name = _name(str(base), gpus, rate if nic_gb_s is None else nic_gb_s)
     try:

@@ -9,7 +9,7 @@ Software is named, as hardware is; `current` is the installed torch as it is.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -159,10 +159,9 @@ class SoftwareProfile:
         """Return the differences from the installed software: dotted key -> value."""
         return {key: value for key, value, default in self._values() if value != default}
 
-    @property
-    def of_gpts(self) -> list[str]:
-        """Return the keys of `changes` that affect only the bench's own GPTs."""
-        return [key for key in _OF_GPTS if key in self.changes]
+    def changed(self, keys: Sequence[str]) -> list[str]:
+        """Return those of `keys` that are in `changes`."""
+        return [key for key in keys if key in self.changes]
 
     @property
     def of_llamas(self) -> dict[str, bool | int | float | str]:
@@ -176,20 +175,9 @@ class SoftwareProfile:
         """Return the keys of `changes` that affect the bench's own models and loop, which scripts lack."""
         return [key for key in self.changes if key in _OF_THE_BENCH or key.startswith("llama.")]
 
-    @property
-    def differs_in_models_alone(self) -> bool:
-        """Return whether it changes only how models are written and on which stream collectives run."""
-        return all(key in _OF_MODELS or key.startswith("llama.") for key in self.changes)
-
-    @property
-    def compiles_as_installed(self) -> bool:
-        """Return whether the installed compiler acts on this software as the compiler of its time did."""
-        return all(key in _OUTSIDE_OF_GRAPHS or key.startswith("llama.") for key in self.changes)
-
-    @property
-    def left_to_scripts(self) -> list[str]:
-        """Return the keys of `changes` that describe the bench's calls of torch; a script makes its own."""
-        return [key for key in _CALLS if key in self.changes]
+    def changes_only(self, keys: Sequence[str]) -> bool:
+        """Return whether every key of `changes` is one of `keys`, or says how Llamas are written."""
+        return all(key in keys or key.startswith("llama.") for key in self.changes)
 
     def applied_to(self, hardware: HardwareProfile, attention: str = "auto") -> HardwareProfile:
         """Return `hardware` with the rates that this software reaches on it; those of its own kernel of
@@ -210,10 +198,12 @@ class SoftwareProfile:
 
 
 _SECTIONS = ("collectives", "attention", "kernels", "checkpointing", "operators", "fsdp1", "trainer", "llama")
-_OF_GPTS = ("attention.unpads", "trainer.fused_loss", "trainer.keeps_outputs", "trainer.metrics")
-_OF_THE_BENCH = (*_OF_GPTS, "trainer.host_us", "operators.fused_rotary")
-_OUTSIDE_OF_GRAPHS, _OF_MODELS = table_beside(__file__, "software.toml").values()
-_CALLS = ("checkpointing.reentrant", "checkpointing.by_operator", "fsdp1.use_orig_params")
+OF_GPTS = ("attention.unpads", "trainer.fused_loss", "trainer.keeps_outputs", "trainer.metrics")
+"""Keys that affect only the bench's own GPTs."""
+_OF_THE_BENCH = (*OF_GPTS, "trainer.host_us", "operators.fused_rotary")
+OUTSIDE_OF_GRAPHS, OF_MODELS = table_beside(__file__, "software.toml").values()
+CALLS = ("checkpointing.reentrant", "checkpointing.by_operator", "fsdp1.use_orig_params")
+"""Keys that describe the bench's calls of torch; a script makes its own."""
 
 _PROFILES = ProfileFolder("software", Path(__file__).parents[1] / "profiles" / "software", SoftwareProfile)
 software_names, load_software, parse_software = _PROFILES.names, _PROFILES.load, _PROFILES.parse

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.numbers import whole_number
 from fsdpbench.base.settings import Settings, Value, read_list, setting_named, show_value
 from fsdpbench.sweep.planning import Target, make_config, without_absent
@@ -73,9 +73,7 @@ def parse_when(text: str) -> Rule:
     """`strategy=HYBRID_SHARD => shard_size=2,4`. Raises `UsageError`."""
     match, arrow, lists = text.partition("=>")
     if not arrow:
-        raise UsageError(
-            f"--when {text!r}: write it as `strategy=HYBRID_SHARD => shard_size=2,4` (quoted, for the shell)"
-        )
+        raise UsageError(error_text("space.when", text))
     return read_rule({"match": _assigned(match), "settings": _assigned(lists)}, "--when", adds=True)
 
 
@@ -172,10 +170,7 @@ def expand(space: Space) -> Plan:
     Raises `UsageError` where there are too many combinations to list.
     """
     if space.combinations > MOST_COMBINATIONS:
-        raise UsageError(
-            f"the space has {space.combinations:,} combinations, more than the {MOST_COMBINATIONS:,} "
-            f"that are listed: name fewer values, or let `fsdpbench tune` search it"
-        )
+        raise UsageError(error_text("space.too_many", space.combinations, MOST_COMBINATIONS))
     plan, seen = Plan(), set()
     single = tuple(rule for rule in space.when if all(len(values) == 1 for values in rule.lists.values()))
     once = replace(space, lists={name: values[:1] for name, values in space.lists.items()}, when=single)
@@ -188,10 +183,7 @@ def expand(space: Space) -> Plan:
                     seen.add(identity)
                     plan.points.append(config)
     if space.max_points is not None and len(plan.points) > space.max_points:
-        plan.note(
-            f"{space.max_points} of {len(plan.points)} configurations are drawn (--max-points, "
-            f"--sample-seed {space.sample_seed})"
-        )
+        plan.note(error_text("space.drawn", space.max_points, len(plan.points), space.sample_seed))
         plan.points = sample(plan.points, space.max_points, space.sample_seed)
     return plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
+from fsdpbench.base.errors import error_text
 from fsdpbench.systems.model_code import slides
 from fsdpbench.systems.narrow import workload_of
 from fsdpbench.workloads import WorkloadError
@@ -24,9 +25,7 @@ def refuse_parallel(config: Config) -> dict[str, str]:
         if config.settings.optimizer == "muon" or config.settings.optimizer_dtype is not None:
             return {name: "only torch's own AdamW and SGD step what is cut twice: leave muon and bf16 out"}
         if config.soak is not None and (config.soak.lengths is not None or degrees.cp > 1):
-            return {
-                name: "lengths of every step need to be shared evenly: leave --seq-lengths out (cp: --soak)"
-            }
+            return {name: error_text("refusals.lengths")}
         if config.settings.lora and name == "ep":
             return {"ep": "adapters are beside tp and cp alone: leave lora or ep out"}
         if config.settings.lora and name == "tp" and config.settings.lora_base == "4bit":
@@ -50,9 +49,7 @@ def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
         return {"cp": f"the family {workload.family} is not causal throughout: decoder, gpt and llama are"}
     shape = workload.shape
     if shape.get("attention") == "explicit" or slides(workload):
-        return {
-            "cp": f"{workload.name} has attention with a mask, which torch's ring attention does not take"
-        }
+        return {"cp": error_text("refusals.mask", workload.name)}
     if shape.get("attention_dropout") or (workload.family != "decoder" and shape.get("dropout")):
         return {"cp": "torch's ring attention drops nothing: set the shape's dropout of attention to 0"}
     if config.settings.param_dtype == "fp32" and config.device == "sim":
@@ -74,9 +71,7 @@ def _refuse_experts(config: Config, degrees: Degrees) -> dict[str, str]:
         return {"ep": f"{experts} experts cannot be shared evenly by {degrees.ep} ranks"}
     sharing = shard_size_of(config) * degrees.tp
     if sharing % degrees.ep:
-        return {
-            "ep": f"{degrees.ep} ranks do not divide the {sharing} that share a copy: change ep or shard_size"
-        }
+        return {"ep": error_text("refusals.experts", degrees.ep, sharing)}
     raf = config.settings.reshard_after_forward
     if isinstance(raf, int) and not isinstance(raf, bool):
         return {"ep": "experts have a mesh of their own: reshard_after_forward takes true or false here"}

@@ -157,9 +157,7 @@ def require_alike(before: Surroundings, after: Surroundings) -> None:
     """Raise `CannotJudgeError` naming everything that differs."""
     differences = before.differences(after)
     if differences:
-        raise CannotJudgeError(
-            f"the sides differ in what must be equal, so nothing can be concluded: {'; '.join(differences)}"
-        )
+        raise CannotJudgeError(error_text("baseline.unlike", "; ".join(differences)))
 
 
 def surroundings_of(results: Iterable[Mapping[str, Any]]) -> Surroundings:

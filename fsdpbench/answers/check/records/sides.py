@@ -175,20 +175,15 @@ def _drift(before: Side, after: Side) -> list[str]:
     if before.surroundings.is_exact or one is None or other is None:
         return []
     apart = one[1] < other[0] or other[1] < one[0]
-    return [
-        "the sides were measured one after the other: a drift of the machine would pass for a change; "
-        "one sweep of both with --repeat interleaves them"
-    ] * apart
+    return [error_text("sides.drift")] * apart
 
 
 def require_common(before: Iterable[str], after: Iterable[str]) -> None:
     """Raise `CannotJudgeError` if no configuration is on both sides."""
     first, second = set(before), set(after)
     if not first & second:
-        raise CannotJudgeError(
-            f"no configuration is on both sides: {len(first)} on one ({min(first, default='none')}), "
-            f"{len(second)} on the other ({min(second, default='none')})"
-        )
+        found = [each for side in (first, second) for each in (len(side), min(side, default="none"))]
+        raise CannotJudgeError(error_text("sides.nothing_shared", *found))
 
 
 def _judgeable(side: Side) -> Side:

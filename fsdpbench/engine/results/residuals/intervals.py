@@ -40,7 +40,7 @@ from fsdpbench.sim.model.profile import (
     profile_layers,
     profile_names,
 )
-from fsdpbench.sim.model.software import CURRENT, load_software, software_names
+from fsdpbench.sim.model.software import CURRENT, OF_MODELS, load_software, software_names
 
 _LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
 _UNUSUAL = (*PARALLEL, "lora", "optimizer_dtype", "linear_dtype", "graph", "symmetric_memory")
@@ -168,7 +168,7 @@ def _known() -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]
 
 @functools.cache
 def _is_todays(software: str) -> bool:
-    return load_software(software).differs_in_models_alone
+    return load_software(software).changes_only(OF_MODELS)
 
 
 def _is_known_kind(config: Config, families: Iterable[str]) -> bool:

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fsdpbench.base.errors import error_text
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.numbers import finite_number, whole_number
 
 MIB = 1 << 20
@@ -13,15 +15,7 @@ UNLIMITED = (1 << 63) - 1
 CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # One entry for each power of two of the size in MiB: 1 and below, 2, 4, ..., 32768 and above.
 POWER2_INTERVALS = 16
-# Accepted without effect: these concern pinned host memory, graphs or the way the driver is called.
-_WITHOUT_EFFECT = {
-    "backend", "release_lock_on_cudamalloc", "pinned_use_cuda_host_register", "pinned_num_register_threads",
-    "pinned_use_background_threads", "pinned_reserve_segment_size_mb", "graph_capture_record_stream_reuse",
-}  # fmt: skip
-_KEYS = (
-    "max_split_size_mb", "max_non_split_rounding_mb", "garbage_collection_threshold",
-    "roundup_power2_divisions", "expandable_segments", "per_process_memory_fraction",
-)  # fmt: skip
+_SETTINGS = table_beside(__file__, "conf.toml")
 
 
 def conf_in(variables: Mapping[str, str]) -> str:
@@ -69,20 +63,14 @@ class AllocatorConf:
         if self.max_split_bytes <= 20 * MIB:
             raise AllocatorConfError(f"max_split_size_mb: {self.max_split_bytes // MIB} must be above 20")
         if self.max_non_split_rounding_bytes < 20 * MIB:
-            raise AllocatorConfError(
-                f"max_non_split_rounding_mb: {self.max_non_split_rounding_bytes // MIB} must be at least 20"
-            )
+            raise AllocatorConfError(error_text("conf.rounding", self.max_non_split_rounding_bytes // MIB))
         if not 0.0 <= self.garbage_collection_threshold < 1.0:
-            raise AllocatorConfError(
-                f"garbage_collection_threshold: {self.garbage_collection_threshold} must be in (0, 1)"
-            )
+            raise AllocatorConfError(error_text("conf.collection", self.garbage_collection_threshold))
         if len(self.roundup_power2_divisions) not in (0, POWER2_INTERVALS):
             raise AllocatorConfError(f"roundup_power2_divisions: needs {POWER2_INTERVALS} entries or none")
         for divisions in self.roundup_power2_divisions:
             if divisions < 0 or divisions & (divisions - 1):
-                raise AllocatorConfError(
-                    f"roundup_power2_divisions: {divisions} must be a power of two, or 0"
-                )
+                raise AllocatorConfError(error_text("conf.divisions", divisions))
         fraction = self.per_process_memory_fraction
         if fraction is not None and not 0.0 < fraction <= 1.0:
             raise AllocatorConfError(f"per_process_memory_fraction: {fraction} must be in (0, 1]")
@@ -95,7 +83,7 @@ class AllocatorConf:
         """
         values: dict[str, object] = {}
         for key, value in _pairs(text):
-            if key in _WITHOUT_EFFECT:
+            if key in _SETTINGS["without_effect"]:
                 continue
             try:
                 name, parsed = _parse_value(key, value)
@@ -142,8 +130,8 @@ def _parse_value(key: str, value: str) -> tuple[str, object]:
         return key, value == "True"
     if key == "roundup_power2_divisions":
         return key, _parse_divisions(value)
-    near = difflib.get_close_matches(key, _KEYS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(_KEYS)}"
+    near = difflib.get_close_matches(key, _SETTINGS["known"], n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(_SETTINGS['known'])}"
     raise AllocatorConfError(f"unknown allocator setting {key!r:.80}{hint}")
 
 
