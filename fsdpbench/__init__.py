@@ -8,8 +8,6 @@ A folder whose `__init__` finds itself imported under its bare name (`import imp
 calls `stand_for`. A user's own `impl.py` or `workloads.py` is not touched: it is another file.
 """
 
-from __future__ import annotations
-
 import _signal  # type: ignore[import-not-found]  # Python's own `signal` takes milliseconds to import
 import sys
 
@@ -56,8 +54,8 @@ class _BareNames:
     """A finder and loader of `impl...` as `fsdpbench.impl...`, where `impl` means `fsdpbench.impl`."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         top, _, rest = name.partition(".")
         owner = sys.modules.get(top)
         if not rest or owner is None or owner.__name__ != f"{__name__}.{top}":
@@ -66,14 +64,14 @@ class _BareNames:
 
         return ModuleSpec(name, self)  # type: ignore[arg-type]  # it has both methods of a loader
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType":
         import importlib
 
         module = importlib.import_module(f"{__name__}.{spec.name}")
         spec.loader_state = module.__spec__
         return module
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: "ModuleType") -> None:
         """Run nothing again, and give the module back the spec that the import system has just replaced."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state

@@ -19,8 +19,6 @@ Parameters and buffers stay where they are, as do tensors that need no gradient 
 tables: all blocks share them), small tensors, and tensors that wrap others.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -248,7 +246,9 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 LEAST_BYTES = 2**16
 
 
-def offload_activations(modules: Iterable[nn.Module], *, least_bytes: int = LEAST_BYTES) -> ActivationOffload:
+def offload_activations(
+    modules: Iterable[nn.Module], *, least_bytes: int = LEAST_BYTES
+) -> "ActivationOffload":
     """Keep on the host what each of ``modules`` saves between its forward and its backward.
 
     Call it before the modules are wrapped by an FSDP, ours or torch's, with all blocks of a model together.
@@ -380,7 +380,7 @@ class ActivationOffload:
 class _Call:
     """One call of a block: which of its saved tensors are offloaded."""
 
-    def __init__(self, offload: ActivationOffload, module: nn.Module, inputs: Any) -> None:
+    def __init__(self, offload: "ActivationOffload", module: nn.Module, inputs: Any) -> None:
         self.group: Group | None = None
         self._offload = offload
         stay = [*module.parameters(), *module.buffers()]

@@ -4,8 +4,6 @@ They work on plain parameters, on the ``DTensor``s of ``fully_shard`` (ours and 
 on the views of FSDP1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The memory and communication of each unit of a model, to judge its wrapping before it runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import nn

@@ -6,8 +6,6 @@ in result.json), or functions of lists; `~` is all in its place, `@` each word o
 an amount. Least and most of a figure are in its row of `reports.figures`. No rule speaks of what is unknown.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

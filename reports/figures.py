@@ -8,8 +8,6 @@ those with `judged`, pages show those with a `column`, the schema describes thos
 The order is that in which people read figures; that of `result.json` is the order of `Result`'s fields.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

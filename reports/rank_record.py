@@ -1,7 +1,5 @@
 """The record of one rank, as its file holds it: what results are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self

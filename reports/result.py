@@ -6,8 +6,6 @@ no field names stays in `content`, which is what is written again.  Fields are i
 `config.json` only those that the page shows are typed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path

@@ -9,8 +9,6 @@ to it in whole nanoseconds. Memory peaks are the greatest over ranks and steps. 
 Each function is named in its row of `reports.figures`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -15,8 +15,6 @@ A recomputation ends where backward has all that it needs, as torch's own checkp
 then; their parameters stay until their own backward has used them.
 """
 
-from __future__ import annotations
-
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

@@ -7,8 +7,6 @@ gave, and computes the rest again: the selection that TorchTitan makes. `op-ever
 `op-every-1` all of them.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 
@@ -38,10 +36,10 @@ class ActivationCheckpointing:
     keeps_every: int = 0
     first: int | None = None
     head: bool = False
-    each: tuple[ActivationCheckpointing, ...] = ()
+    each: "tuple[ActivationCheckpointing, ...]" = ()
 
     @classmethod
-    def parse(cls, text: str) -> ActivationCheckpointing:
+    def parse(cls, text: str) -> "ActivationCheckpointing":
         """Read `none`, `full`, `every-K`, `op` or `op-every-K`, followed by `:N` for the first N blocks of a
         stack alone, and by `+head` for the logits; or `full:20+none:12`, the choice of each block.
 
@@ -75,11 +73,11 @@ class ActivationCheckpointing:
         own = self.of_block(index)
         return own.every > 0 and index % own.every == 0 and (own.first is None or index < own.first)
 
-    def of_block(self, index: int) -> ActivationCheckpointing:
+    def of_block(self, index: int) -> "ActivationCheckpointing":
         """Return the choice that block number `index` of the stack has."""
         return self.each[index] if index < len(self.each) else self
 
-    def after(self, blocks: int) -> ActivationCheckpointing:
+    def after(self, blocks: int) -> "ActivationCheckpointing":
         """Return the choice for the stack that follows one of so many blocks."""
         return replace(self, each=self.each[blocks:])
 

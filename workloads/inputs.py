@@ -9,8 +9,6 @@ Data on disk are dealt out to the ranks and streamed by a `DataLoader`. Reading 
 `pillow` (the extra `vision`).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import zlib

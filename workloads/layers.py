@@ -3,8 +3,6 @@
 Their `reset_parameters` draws the initial weights, also long after a build on `meta`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -6,8 +6,6 @@
 The library is imported, and the model built (`library_model.py`), when something of it is first asked for.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib
 import importlib.util
@@ -140,19 +138,19 @@ class LibraryWorkload(Shaped[LibraryShape], TokenWorkload):
         return longest - longest % 8 or longest  # RoBERTa's 514 positions are 512 tokens
 
     @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
+    def block_classes(self) -> "tuple[type[nn.Module], ...]":
         blocks = [block for stack in _models().stacks(self._on_meta) for block in stack]
         holders = Counter(id(each) for block in blocks for each in set(block.parameters()))
         # What several blocks share (Zamba) belongs to the root.
         sharing = {type(block) for block in blocks if any(holders[id(p)] > 1 for p in block.parameters())}
         return tuple({type(block) for block in blocks} - sharing)
 
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> "nn.Module":
         self.resolve_seq(seq)
         checkpointing = ActivationCheckpointing.parse(activation_checkpointing)
         return _models().build_checkpointed(self.spec, checkpointing)
 
-    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+    def microbatches(self, feed: "Feed", seq: int | None) -> "Iterator[Batch]":
         from fsdpbench.workloads.inputs import token_batches
 
         return token_batches(feed, vocab=self._settings.vocab_size, seq=self.resolve_seq(seq))

@@ -10,8 +10,6 @@ On the meta device and on simulated GPUs a scan is one operator each way, which 
 its result; nothing prices it, so a result counts it among its unknown operators.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
@@ -176,13 +174,13 @@ def counted(model: nn.Module, stacks: Sequence[nn.ModuleList], batch: int, seq: 
 
 
 @functools.lru_cache(maxsize=4)
-def built_on_meta(shape: LibraryShape) -> LibraryModel:
+def built_on_meta(shape: LibraryShape) -> "LibraryModel":
     """Return the model of `shape` on the meta device. Raises as `LibraryWorkload`."""
     with torch.device("meta"):
         return _build(shape, torch.bfloat16)  # products of groups have shapes in no other dtype
 
 
-def build_checkpointed(shape: LibraryShape, checkpointing: ActivationCheckpointing) -> LibraryModel:
+def build_checkpointed(shape: LibraryShape, checkpointing: ActivationCheckpointing) -> "LibraryModel":
     """Return the model of `shape`, on the current default device, with checkpoints around its blocks."""
     model = _build(shape)
     random = any("drop" in name and value for name, value in model.model.config.to_dict().items())
@@ -195,7 +193,7 @@ def build_checkpointed(shape: LibraryShape, checkpointing: ActivationCheckpointi
     return model
 
 
-def _build(shape: LibraryShape, dtype: torch.dtype = torch.float32) -> LibraryModel:
+def _build(shape: LibraryShape, dtype: torch.dtype = torch.float32) -> "LibraryModel":
     content = unpacked(shape.library_config)
     kind = model_type_of(content)
     check_sizes(content)
@@ -255,7 +253,7 @@ def _headed(settings: Any, dtype: torch.dtype) -> Any:
     )
 
 
-def _freeze_towers(model: LibraryModel) -> None:
+def _freeze_towers(model: "LibraryModel") -> None:
     """Train the text model and its head alone: inputs are text, and towers get no gradients."""
     text = getattr(model.model.config, "text_config", None)
     inner = next((each for each in model.modules() if getattr(each, "config", None) is text), None)

@@ -10,8 +10,6 @@ FLOPs: a frozen product costs its forward and the gradient of its input, and not
 before the first adapter, seen from the tokens, needs no gradient at all.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -145,10 +143,10 @@ class LoraWorkload(Workload):
         return self.base.default_seq
 
     @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
+    def block_classes(self) -> "tuple[type[nn.Module], ...]":
         return self.base.block_classes
 
-    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+    def microbatches(self, feed: "Feed", seq: int | None) -> "Iterator[Batch]":
         # By `batches`: a family of another package may define that alone.
         return self.base.batches(
             feed.batch, seq, feed.seed, feed.rank, feed.device, feed.data, world_size=feed.world_size
@@ -165,7 +163,7 @@ class LoraWorkload(Workload):
             raise WorkloadError(f"the family {self.family} has no plan; decoder, gpt, llama and t5 have one")
         return self.base.tensor_plan()
 
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> "nn.Module":
         model = self.base.build(activation_checkpointing, seq)
         import_module("fsdpbench.workloads.lora_layers").adapt(model, self.block_classes, self._lora)
         return model

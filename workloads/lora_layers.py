@@ -11,8 +11,6 @@ Both are frozen parameters of their own, sharded by rows as any other: half a by
 of them (0.53 bytes with scales in bf16). The scales are not quantised once more.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -17,8 +17,6 @@ gradient of each part's logits as soon as they are there, and from it those of h
 backward only scales; nothing is computed twice. One backward only, as of `_LeanCrossEntropy`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import MethodType

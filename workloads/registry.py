@@ -3,8 +3,6 @@
 Families of other packages come by entry point, and are loaded when one of their models is chosen or listed.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass

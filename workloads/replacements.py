@@ -13,8 +13,6 @@
 Simulated tensors hold no numbers: a fused kernel is replaced by reads and writes of the same bytes, no more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial

@@ -12,8 +12,6 @@ Published code turns pairs in different forms:
     matrices   neighbours are turned by 2 x 2 matrices in fp32 (foundation-model-stack's)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Shapes of models, dataclasses made from the plain or textual values that a user gives, and their errors."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,7 +84,7 @@ class Rope:
     long: tuple[float, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> Rope:
+    def parse(cls, text: str) -> "Rope":
         """Read the text form.
 
         Raises:

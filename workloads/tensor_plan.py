@@ -11,8 +11,6 @@ A mixture of experts is not cut: router, shared expert and experts work on a ran
 their gradients are summed; experts may be shared by expert parallelism, over the same ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable

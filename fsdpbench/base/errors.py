@@ -1,7 +1,5 @@
 """Errors of the bench that end a command with one clear line and a documented exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

@@ -4,8 +4,6 @@ Python's `int` and `float` take more (`+1`, `1_0`, digits of every script, `infi
 outside becomes a number here and nowhere else (`tests/docs/test_writers.py`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

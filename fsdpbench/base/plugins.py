@@ -10,8 +10,6 @@ A plugin is loaded when it is chosen or listed; one that cannot be loaded takes 
 computes is part of a result's key, as the hash of its package's sources.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.metadata

@@ -5,8 +5,6 @@ pipe without a writer, a device that never ends) one line says why it cannot be 
 who knows the key decides what they mean. Pickles give plain values: lists, dictionaries, strings, numbers.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

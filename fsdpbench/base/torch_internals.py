@@ -12,8 +12,6 @@ What torch is changed by goes through here too: `patch` for a private name, `rep
 `patched`, `replaced`). None patches what is not there, since it would not be noticed.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

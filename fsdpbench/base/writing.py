@@ -9,8 +9,6 @@
 What a user names and is not a file (`/dev/stdout`, a device, a pipe) is written into, within seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -3,8 +3,6 @@
 The commands are in `group.py` and beside it.
 """
 
-from __future__ import annotations
-
 from fsdpbench import is_command
 from fsdpbench.base import interruption
 

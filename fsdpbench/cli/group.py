@@ -1,7 +1,5 @@
 """The commands and how they end. The file of a command is imported only when the command is called."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import errno

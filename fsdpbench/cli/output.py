@@ -8,8 +8,6 @@ show_as     either of both, as `--json` asks           stdout
 make_console    rich's tables (`make_table`)           stdout, or stderr
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -58,7 +56,7 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
-def make_console(stderr: bool = False, width_of_pipe: int = 200) -> Console:
+def make_console(stderr: bool = False, width_of_pipe: int = 200) -> "Console":
     """Return a console of clean text; without a terminal plain, only tables folded, at `width_of_pipe`."""
     from rich.console import Console, RenderableType
     from rich.segment import Segment
@@ -83,7 +81,7 @@ def make_console(stderr: bool = False, width_of_pipe: int = 200) -> Console:
     return console
 
 
-def make_table(columns: Mapping[str, bool], rows: Iterable[Iterable[str | Text]]) -> Table:
+def make_table(columns: Mapping[str, bool], rows: "Iterable[Iterable[str | Text]]") -> "Table":
     """Return a plain table of `columns` (title: whether it is of figures, which stand to the right) and its
     `rows`. Figures and the first column are never folded."""
     from rich.table import Table

@@ -1,7 +1,5 @@
 """The first moments of a command: the locale and the standard streams."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

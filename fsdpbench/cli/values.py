@@ -1,7 +1,5 @@
 """Types of options (numbers within bounds, paths that a file system can hold), and groups of options."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -7,8 +7,6 @@ Nothing here knows which device it runs on; `devices/` answers that. Started by 
 torchrun (`torchrun ... -m fsdpbench.engine.worker CONFIG.json FOLDER`).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -11,8 +11,6 @@ far real machines are (`spread`), so that a network at a third of its data sheet
 its clock. Explanations are alternatives: two causes together are not tried.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

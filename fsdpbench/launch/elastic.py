@@ -9,8 +9,6 @@ Ranks end by SIGTERM's default action, without Python, which may be stuck in a c
 faulthandler writes where they stood. They are killed with their parent too, so that nothing is left behind.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal
@@ -188,7 +186,7 @@ class _Watch:
         tasks += [(f"exit of rank {rank}", partial(self._learn_exit, rank)) for rank in range(config.gpus)]
         self._threads = [threading.Thread(target=task, name=name, daemon=True) for name, task in tasks]
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> "_Watch":
         for thread in self._threads:
             thread.start()
         return self

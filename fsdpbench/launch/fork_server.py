@@ -3,8 +3,6 @@
 Light to import, so that a command starts the server first and imports its own modules beside it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
@@ -59,7 +57,7 @@ def ensure() -> int:
 
 
 @contextlib.contextmanager
-def workers(processes: int) -> Iterator[ProcessPoolExecutor]:
+def workers(processes: int) -> "Iterator[ProcessPoolExecutor]":
     """Give a pool of so many processes from the server, for work on files; they end with this one."""
     from concurrent.futures import ProcessPoolExecutor
 

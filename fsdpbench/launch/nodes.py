@@ -7,8 +7,6 @@ Agents meet at `endpoint`; every file of a rank goes into the configuration's fo
 Nothing is kept in a database or held by a lock across nodes.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

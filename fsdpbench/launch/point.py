@@ -7,8 +7,6 @@
 The process leads a process group, so that killing the group leaves nothing, and it dies with its parent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import faulthandler

@@ -8,8 +8,6 @@ a processor: such waits do not count, sleep and waits for files or locks do. Lin
 elsewhere all time counts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -131,7 +129,7 @@ class PointPool:
         self._unwinding = interruption.unwinding()
         self._shared = SharedLog()
 
-    def __enter__(self) -> PointPool:
+    def __enter__(self) -> "PointPool":
         self._unwinding.__enter__()
         self._shared.__enter__()
         return self

@@ -10,8 +10,6 @@
 All of them share the configuration's timeout. A rank that runs past it writes down where it stands.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

@@ -8,8 +8,6 @@ The sweep holds no connection to its jobs: their folders and Slurm's queue say e
 killed and started again. Jobs of an earlier start are cancelled first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -86,7 +84,7 @@ class SlurmPool:
         self._waiting: list[tuple[Config, Path]] = []
         self._jobs: list[_Job] = []
 
-    def __enter__(self) -> SlurmPool:
+    def __enter__(self) -> "SlurmPool":
         if self._folder.is_symlink():
             remove(self._folder)
         self._folder.mkdir(exist_ok=True)

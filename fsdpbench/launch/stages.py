@@ -10,8 +10,6 @@ point process ──┬── rank 0 here. It meets point-to-point: the ranks th
   ranks/rank4/    stdout.log  stderr.log
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

@@ -18,8 +18,6 @@ Each rank leaves files besides its record: its logs, and where it stood when it 
 stacks was not asked: it died by itself.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -12,8 +12,6 @@ its line.
                                       file or an array that was made of it goes back to such a line
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -1,7 +1,5 @@
 """Functions put around torch's calls in a script's process. It ends with the script: nothing is undone."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import inspect

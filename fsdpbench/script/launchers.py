@@ -6,8 +6,6 @@ The launcher runs as it is: it reads its options and files, and sets the environ
 processes, the program of this rank runs in this one instead, as `__main__`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The repeated blocks and the FSDP units of a script's model."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections import Counter

@@ -4,8 +4,6 @@ They are floats and integers like any other, and sums, quotients and roundings o
 they decide something (a comparison, `if`, `int`), the decision is recorded.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator
@@ -32,10 +30,10 @@ class Followed:
         number = plain(self)
         return type(number), (number,)
 
-    def __copy__(self) -> Followed:
+    def __copy__(self) -> "Followed":
         return self
 
-    def __deepcopy__(self, memo: Any) -> Followed:
+    def __deepcopy__(self, memo: Any) -> "Followed":
         return self
 
     def __repr__(self) -> str:

@@ -1,7 +1,5 @@
 """The script's own files: beside it or in its package, and not installed there; and places in them."""
 
-from __future__ import annotations
-
 import ast
 import atexit
 import contextlib

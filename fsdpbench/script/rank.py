@@ -4,8 +4,6 @@ The other ranks exist as costs alone; with `check_ranks` some of them run too, e
 as `__main__` of this process, unchanged.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import multiprocessing

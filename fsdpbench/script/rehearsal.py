@@ -8,8 +8,6 @@ each of which takes the others to hold what it holds; its own trace where the pr
 cannot show is whether CUDA, NCCL, CUPTI and real numbers do what is asked of them.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable

@@ -13,8 +13,6 @@ between two marks. Marks cost nothing and wait for nothing: the CPU runs ahead a
 Traced steps begin and end with an idle device, so that each of them holds its own work.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ not, and in eager and compiled code: Dynamo traces through the launch in this fi
 has enough of it for scripts and libraries that define kernels at import.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.machinery
 import inspect
@@ -142,12 +140,12 @@ class _Anything:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
-    def __getattr__(self, name: str) -> _Anything:
+    def __getattr__(self, name: str) -> "_Anything":
         if name.startswith("__"):
             raise AttributeError(name)
         return _Anything(f"{self.__name__}.{name}")
 
-    def __getitem__(self, index: Any) -> _Anything:
+    def __getitem__(self, index: Any) -> "_Anything":
         return self
 
     __iter__ = None  # else iteration over it would go by `__getitem__`, without an end

@@ -9,8 +9,6 @@
 See `docs/simulator.md`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, profile_names

@@ -1,7 +1,5 @@
 """Facade: starts the simulated device of a process, its process group and its traces."""
 
-from __future__ import annotations
-
 import datetime
 import importlib
 import os
@@ -105,7 +103,7 @@ class Simulation:
         software: SoftwareProfile | None = None,
         attention: str = "auto",
         of_models: Mapping[str, Mechanism] = MappingProxyType({}),
-    ) -> Simulation:
+    ) -> "Simulation":
         """Start (or restart) the simulated device of this process.
 
         Autograd runs on the calling thread from now on. `allocator_conf` defaults to
@@ -222,7 +220,7 @@ class Simulation:
         """Block the simulated CPU as `synchronize` does, for a measurement: it orders nothing."""
         drain()
 
-    def trace(self, path: Path | str) -> SimulatedTrace:
+    def trace(self, path: Path | str) -> "SimulatedTrace":
         """Return a context that records what runs inside and writes it as a Kineto trace at the end."""
         return SimulatedTrace(self, Path(path))
 
@@ -233,14 +231,14 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
     The device is idle at both ends. Nothing is written if the block raises.
     """
 
-    def __init__(self, simulation: Simulation, path: Path) -> None:
+    def __init__(self, simulation: "Simulation", path: Path) -> None:
         self._simulation = simulation
         self._accelerator = simulation.accelerator
         self._path = path
         self._index = 0
         self._step_start = 0
 
-    def __enter__(self) -> SimulatedTrace:
+    def __enter__(self) -> "SimulatedTrace":
         if self._accelerator.trace is not None:
             raise RuntimeError("a trace is running already: traces do not nest")
         self._simulation.drain()

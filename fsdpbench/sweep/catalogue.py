@@ -4,8 +4,6 @@ Those of other packages are among them, also those that cannot be loaded, with t
 for what needs it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from fsdpbench.base.settings import Value

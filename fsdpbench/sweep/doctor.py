@@ -1,7 +1,5 @@
 """The doctor: finds out what this machine can run by running it, and what is missing for the rest."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

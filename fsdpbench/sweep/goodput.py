@@ -8,8 +8,6 @@ saving after each t seconds of work, R of restarting and M between failures, t s
 M e^(R/M) (e^((t+d)/M) - 1) on average (Daly, FGCS 22, 2006): least where (1 - t/M) e^((t+d)/M) = 1.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

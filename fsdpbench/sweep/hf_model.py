@@ -4,8 +4,6 @@ The file is read once, here. What continues is a model called `hf:NAME` and the 
 a `sweep.toml` and a baseline say what was run without the file. Nothing is ever asked of the network.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The target that a sweep has in common, and one configuration on it, checked against model and system."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ The batch of each activation checkpointing is the largest one that leaves a marg
 batches are simulated with each; what a GPU holds grows with the batch along a line.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

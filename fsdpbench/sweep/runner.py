@@ -8,8 +8,6 @@ a drift of the machine meets all of them alike:
     round 1   A B C      round 2   C B A      round 3   A B C
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ would make of them has not been measured. It defines `parallelize(model, block_c
 has to do beside it is in its head.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -58,7 +56,7 @@ def without_code(config: Config) -> str | None:
 
 
 @functools.cache
-def _template() -> jinja2.Template:
+def _template() -> "jinja2.Template":
     import jinja2  # where code is written
 
     text = Path(__file__).with_name("best.py.jinja").read_text(encoding="utf-8")

@@ -6,8 +6,6 @@
 Nothing is written, so a watcher disturbs no sweep. What is half there at a look is whole at the next.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

@@ -7,8 +7,6 @@ thrown away, for forecasts (`prediction.py`), explanations, advice and the docto
 memory are the pool's (`jobs_for`), as are timeouts; leaving the pool's context ends what still runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +39,7 @@ class Pool(Protocol):
     def start(self, config: Config, folder: Path) -> None: ...
     def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]: ...
     def states(self) -> list[PointState]: ...
-    def __enter__(self) -> Pool: ...
+    def __enter__(self) -> "Pool": ...
     def __exit__(self, *exc_info: object) -> None: ...
 
 
@@ -139,7 +137,7 @@ def jobs_for(device: str) -> int:
 
 
 def run(
-    tasks: Iterable[tuple[Config, Path]], pool: Pool, progress: Progress | None = None
+    tasks: Iterable[tuple[Config, Path]], pool: "Pool", progress: Progress | None = None
 ) -> Iterator[Trial]:
     """Start `tasks` (a configuration and its folder, which exists) while `pool` has room; yield each as it
     ends. `tasks` is asked for the next one only when there is room for it.

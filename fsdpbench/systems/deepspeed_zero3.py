@@ -7,8 +7,6 @@ The engine owns backward and the optimizer step:
                       (counts a microbatch) (the last one)
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +35,7 @@ class DeepSpeedZero3(System):
             refused["strategy"] = "ZeRO-3 shards parameters, gradients and optimizer over all ranks"
         return refused
 
-    def wrap(self, context: BuildContext) -> nn.Module:
+    def wrap(self, context: BuildContext) -> "nn.Module":
         self.require()
         import deepspeed
 
@@ -53,7 +51,7 @@ class DeepSpeedZero3(System):
     def make_optimizer(self, model: Any, config: Config) -> Any:
         return _EngineStep(model)
 
-    def backward(self, model: Any, loss: torch.Tensor, *, is_last: bool) -> None:
+    def backward(self, model: Any, loss: "torch.Tensor", *, is_last: bool) -> None:
         model.backward(loss, scale_wrt_gas=False)  # the loop has scaled it
         if not is_last:
             model.step()  # counts the microbatch

@@ -1,7 +1,5 @@
 """`FullyShardedDataParallel` (one flat parameter a unit), ours and PyTorch's."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -27,7 +25,7 @@ class _FlatParameterSystem(base.System):
     def _extras(self, config: Config) -> dict[str, object]:
         """Return the constructor arguments beyond those that both have."""
 
-    def wrap(self, context: base.BuildContext) -> nn.Module:
+    def wrap(self, context: base.BuildContext) -> "nn.Module":
         from torch.distributed.device_mesh import init_device_mesh
 
         from fsdpbench.systems import training, wrapping

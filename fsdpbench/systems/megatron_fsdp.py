@@ -1,7 +1,5 @@
 """NVIDIA's Megatron-FSDP (package `megatron-fsdp`): module and optimizer are sharded, units are classes."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from fsdpbench.base.configuration.config import Config, shard_size_of
@@ -38,7 +36,7 @@ class MegatronFsdp(System):
             refused["wrap"] = "Megatron-FSDP's units are classes of modules below the model"
         return refused
 
-    def wrap(self, context: BuildContext) -> nn.Module:
+    def wrap(self, context: BuildContext) -> "nn.Module":
         self.require()
         from megatron_fsdp import MixedPrecisionPolicy, fully_shard_model
 
@@ -60,7 +58,7 @@ class MegatronFsdp(System):
         )
         return wrapped
 
-    def make_optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    def make_optimizer(self, model: "nn.Module", config: Config) -> "torch.optim.Optimizer":
         from megatron_fsdp import fully_shard_optimizer
 
         sharded: torch.optim.Optimizer = fully_shard_optimizer(super().make_optimizer(model, config))
@@ -80,7 +78,7 @@ def megatron_arguments(config: Config) -> dict[str, str | bool | None]:
     }
 
 
-def megatron_precision(settings: Settings) -> dict[str, torch.dtype]:
+def megatron_precision(settings: Settings) -> "dict[str, torch.dtype]":
     """Return the dtypes that Megatron-FSDP asks for. Gradients are accumulated in fp32, as FSDP's sharded
     ones are, and reduced in `reduce_dtype`."""
     import torch

@@ -8,8 +8,6 @@ torch where its package is installed. On simulated ones: the operators of `effic
 are the flash operator at their own rates.
 """
 
-from __future__ import annotations
-
 import importlib.util
 
 from fsdpbench.base.configuration.config import Config

@@ -1,8 +1,6 @@
 """The workload of a configuration, what its software refuses, and the setting `linear_dtype`, layers that
 multiply in 8 or 4 bits."""
 
-from __future__ import annotations
-
 import functools
 
 from fsdpbench.base.configuration.config import PARALLEL, Config

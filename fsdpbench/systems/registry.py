@@ -1,7 +1,5 @@
 """The systems under test by name: our own, and those of other packages, loaded when asked for."""
 
-from __future__ import annotations
-
 from fsdpbench.base.errors import unknown
 from fsdpbench.base.files.documents import rows_beside
 from fsdpbench.base.plugins import SYSTEMS, Loader, Offer, plugins

@@ -1,8 +1,6 @@
 """Functions that build and train a model as the settings say: its layers and loss, optimizer, compilation,
 kernels of attention, clipped gradients, offloaded activations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Systems that keep the whole model on every rank: PyTorch's DDP, and no communication at all."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +24,7 @@ class _UnshardedSystem(System):
     def refuses(self, config: Config) -> dict[str, str]:
         return refuse_lora(config) | refuse_narrow(config) | refuse_optimizer(config)
 
-    def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
+    def forward_context(self, config: Config, device: "torch.device") -> AbstractContextManager[object]:
         import torch
 
         from fsdpbench.workloads.layers import DTYPES
@@ -34,7 +32,7 @@ class _UnshardedSystem(System):
         dtype = DTYPES[config.settings.param_dtype]
         return nullcontext() if dtype is torch.float32 else torch.autocast(device.type, dtype=dtype)
 
-    def _plain(self, context: BuildContext) -> nn.Module:
+    def _plain(self, context: BuildContext) -> "nn.Module":
         model = context.build_model()
         if context.config.settings.compile:
             model.compile()
@@ -47,7 +45,7 @@ class TorchDdp(_UnshardedSystem):
     name = "torch-ddp"
     summary = "PyTorch's DistributedDataParallel"
 
-    def wrap(self, context: BuildContext) -> nn.Module:
+    def wrap(self, context: BuildContext) -> "nn.Module":
         from torch import nn
 
         return nn.parallel.DistributedDataParallel(self._plain(context), gradient_as_bucket_view=True)
@@ -66,5 +64,5 @@ class Single(_UnshardedSystem):
         refused = {"gpus": "it runs on one GPU"} if config.gpus != 1 else {}
         return refused | super().refuses(config)
 
-    def wrap(self, context: BuildContext) -> nn.Module:
+    def wrap(self, context: BuildContext) -> "nn.Module":
         return self._plain(context)

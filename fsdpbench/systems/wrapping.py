@@ -6,8 +6,6 @@ size:N     bottom-up, at least N parameters
 A+B        modules of the classes named A, B, modules of these names (`lm_head`), `block` for the blocks
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from weakref import WeakValueDictionary

@@ -21,8 +21,6 @@ Afterwards each rank compares its own order with that of its first iteration, an
 memory go by the recorded order.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import MutableMapping, Sequence
 from datetime import timedelta

@@ -4,8 +4,6 @@ Asynchronous work differs by device. Where there are streams a collective is que
 the caller records an event; on the CPU it runs on the backend's threads and is waited for by its ``Work``.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping, Sequence
@@ -57,7 +55,7 @@ class UnitGroups:
     hybrid: bool = False
 
     @classmethod
-    def of(cls, shard: ProcessGroup | None, replicate: ProcessGroup | None = None) -> UnitGroups:
+    def of(cls, shard: ProcessGroup | None, replicate: ProcessGroup | None = None) -> "UnitGroups":
         """Return those of process groups; ``None`` is a group of this rank alone."""
         shard_size = shard.size() if shard is not None else 1
         replicate_size = replicate.size() if replicate is not None else 1
@@ -71,7 +69,7 @@ class UnitGroups:
             hybrid=shard is not None and replicate is not None,
         )
 
-    def with_reduce_group(self, separate: bool) -> UnitGroups:
+    def with_reduce_group(self, separate: bool) -> "UnitGroups":
         """Return these groups with or without one for reduce-scatters alone. The first call is collective."""
         if self.shard is None or not separate:
             return replace(self, reduce=self.shard)

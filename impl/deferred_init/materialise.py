@@ -4,8 +4,6 @@ Three ways, in this order: the user's ``param_init_fn``; the replay of what ``de
 (``recording.py``); ``reset_parameters()`` of modules that were built on the meta device.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any

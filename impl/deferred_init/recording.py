@@ -14,8 +14,6 @@ A deferred tensor's storage carries its number and its tape, so all of its views
 and nothing is kept alive but by the tensors themselves.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -72,7 +70,7 @@ class RandomState:
     state: torch.Tensor
 
     @classmethod
-    def now(cls, device: torch.device, generator: torch.Generator | None) -> RandomState:
+    def now(cls, device: torch.device, generator: torch.Generator | None) -> "RandomState":
         """Return the state that a random operation on ``device`` would start from now."""
         if generator is not None:
             return cls(device, generator, generator.get_state())
@@ -107,7 +105,7 @@ class Operation:
     writes: frozenset[int]
     makes: Mapping[int, int]
     overwrites: int | None
-    random: RandomState | None
+    random: "RandomState | None"
 
     @property
     def uses(self) -> frozenset[int]:
@@ -299,7 +297,7 @@ class _Disguise(TorchFunctionMode):
         }.items()
     }
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: "_Recorder") -> None:
         super().__init__()
         self._recorder = recorder
 
@@ -402,7 +400,7 @@ class _Recorder(TorchDispatchMode):
         kwargs: Mapping[str, Any],
         written: frozenset[int],
         makes: dict[int, int],
-        random: RandomState | None,
+        random: "RandomState | None",
     ) -> None:
         reads: set[int] = set()
 

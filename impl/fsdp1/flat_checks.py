@@ -1,8 +1,6 @@
 """Misuse of ``FullyShardedDataParallel``: modules called outside of their unit's forward, changes before
 backward, calls in the wrong state; and what only deserves a warning."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any

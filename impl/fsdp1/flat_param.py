@@ -5,8 +5,6 @@ attributes, which ``parameters()`` does not see. The other mode, which shows the
 ``original_params.py``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, cast

@@ -1,7 +1,5 @@
 """From the arguments of ``FullyShardedDataParallel`` to settings, and from parameters to their unit."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

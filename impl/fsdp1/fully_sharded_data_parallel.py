@@ -1,7 +1,5 @@
 """The ``FullyShardedDataParallel`` front end: a wrapper module with one flat parameter a unit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast
@@ -282,7 +280,7 @@ class FullyShardedDataParallel(StateDictMethods):
             for wrapper in wrappers:
                 wrapper._states.summoned = False
 
-    def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
+    def apply(self, fn: Callable[[nn.Module], None]) -> "FullyShardedDataParallel":
         """Apply ``fn`` to every module inside, with whole parameters, and keep the changes."""
         check_outside("apply()", self.training_state)
         self.check_is_root()
@@ -302,7 +300,7 @@ class FullyShardedDataParallel(StateDictMethods):
         return clip_grad_norm(self, float(max_norm), float(norm_type))
 
     @staticmethod
-    def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
+    def fsdp_modules(module: nn.Module, root_only: bool = False) -> "list[FullyShardedDataParallel]":
         """Return the wrappers in ``module``, itself included; with ``root_only`` those in no other."""
         found = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
         if not root_only:

@@ -5,8 +5,6 @@ sees its own part only, so one rank would skip the optimizer's step and the othe
 agree first: one all-reduce of one number an optimizer and step, whatever devices the gradients are on.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import warnings

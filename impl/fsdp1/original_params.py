@@ -5,8 +5,6 @@ nothing is sharded. The objects stay what they are, so optimizers, freezing, new
 and new objects (``module.weight = nn.Parameter(...)``) act on them; each gather takes up what was changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import is_

@@ -4,8 +4,6 @@ Wrapping puts parts into the names of modules (the FSDP wrapper, and activation 
 do not show them. A tied parameter has several names, of which the first is its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Which ranks share a copy and which hold replicas, for the FSDP1 front end's arguments."""
 
-from __future__ import annotations
-
 from collections.abc import MutableMapping
 from typing import Any, cast
 from weakref import WeakKeyDictionary

@@ -3,8 +3,6 @@
 Names and fields that torch has too mean what torch means by them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -152,7 +150,7 @@ class StateDictSettings:
     optim_state_dict_config: OptimStateDictConfig
 
     @classmethod
-    def decide(cls, kind: Any, config: Any = None, optim_config: Any = None) -> StateDictSettings:
+    def decide(cls, kind: Any, config: Any = None, optim_config: Any = None) -> "StateDictSettings":
         """Return the settings of a kind; a config that is ``None`` gets the defaults of the kind.
 
         Raises:
@@ -167,7 +165,7 @@ class StateDictSettings:
             _own_config(optim_kind, optim_config, "optim_state_dict_config", found),
         )
 
-    def with_mesh(self, has_mesh: bool) -> StateDictSettings:
+    def with_mesh(self, has_mesh: bool) -> "StateDictSettings":
         """Return the settings as they hold for a wrapper with or without a ``device_mesh``.
 
         Raises:

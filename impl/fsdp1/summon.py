@@ -4,8 +4,6 @@ One unit at a time is gathered in full precision into memory of its own, shown i
 parameters, and afterwards written back (this rank's part of it) and dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ meanwhile; where nothing is sharded they are added, as the average over ranks of
     backward            .grad: reduced + reduced
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -5,8 +5,6 @@ module (shall I look inside? shall I wrap what is left?), or an object with ``se
 answers for the whole tree at the same time. The walk only *selects*; each front end wraps in its own way.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ The local tensors of all of a unit's ``DTensor`` parameters are views of the uni
 of their gradients are views of what the reduce-scatter returned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import is_

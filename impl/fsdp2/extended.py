@@ -16,8 +16,6 @@ own. What all parameters give is laid into one buffer, of their dtype or else of
     outputs    a.data of all ranks · a.scale of all ranks · b.data ...   one buffer each, freed with the unit
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """``FSDPModule``: the methods that a module has after ``fully_shard``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
 
@@ -240,11 +238,11 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.unshard_in_backward = unshard_in_backward
 
-    def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
+    def set_modules_to_forward_prefetch(self, modules: "list[FSDPModule]") -> None:
         """Gather exactly these ahead when this module's forward starts, instead of by recorded order."""
         self._hooks().stage.forward_targets = [hooks.stage for hooks in _hooks(modules)]
 
-    def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
+    def set_modules_to_backward_prefetch(self, modules: "list[FSDPModule]") -> None:
         """Gather exactly these ahead when this module's backward starts, instead of by recorded order."""
         self._hooks().stage.backward_targets = [hooks.stage for hooks in _hooks(modules)]
 
@@ -296,7 +294,7 @@ def _refuse_custom(unit: Unit, setting: str) -> None:
             )
 
 
-def share_comm_ctx(modules: list[FSDPModule]) -> None:
+def share_comm_ctx(modules: "list[FSDPModule]") -> None:
     """Let several roots, as the chunks of a pipeline, use the same streams, and so the same memory pools.
 
     Call it before they run.
@@ -319,7 +317,7 @@ def share_comm_ctx(modules: list[FSDPModule]) -> None:
         stage.streams = streams
 
 
-def _hooks(modules: list[FSDPModule]) -> list[ModuleHooks]:
+def _hooks(modules: "list[FSDPModule]") -> list[ModuleHooks]:
     found: list[ModuleHooks] = []
     for module in modules:
         hooks = hooks_of(cast(nn.Module, module)) if isinstance(module, FSDPModule) else None

@@ -1,7 +1,5 @@
 """The ``fully_shard`` front end: parameters stay in their module, as ``DTensor`` shards of their rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, cast, overload

@@ -4,8 +4,6 @@ Parameters share a unit, and so its collectives, if they have one dtype and are 
 that say themselves what is gathered (``extended.py``) have units of their own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

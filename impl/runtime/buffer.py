@@ -11,8 +11,6 @@ Memory of one stream that another stream reads is given back when the reader is 
   Where the wait would cost overlap the buffer is *held* for one more turn.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections import deque
@@ -210,13 +208,13 @@ class HostOffload:
     pins: bool
 
     @classmethod
-    def decide(cls, pin_memory: bool, device: torch.device) -> HostOffload:
+    def decide(cls, pin_memory: bool, device: torch.device) -> "HostOffload":
         """Return for parameters computed with on ``device``; a CPU has nothing to pin memory for."""
         return cls(pin_memory and device.type != "cpu")
 
 
 def new_shard(
-    numel: int, dtype: torch.dtype, device: torch.device, offload: HostOffload | None
+    numel: int, dtype: torch.dtype, device: torch.device, offload: "HostOffload | None"
 ) -> torch.Tensor:
     """Return zeros for a flat shard of parameters that are on ``device``; on the host if offloaded.
 

@@ -5,8 +5,6 @@ trace readers attribute a collective's kernel to the unit whose span encloses th
 span costs one attribute look-up and no call into torch.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -20,8 +20,6 @@ has the states around them, and calls ``start``, ``finish``, ``fill`` and ``free
     grouped    shard --(cast)--> its places in the parameters --all-gathers, one call--> parameters
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,7 +150,7 @@ class Gather:
     def drop(self) -> None:
         """Free what ``keep`` kept, where backward did not gather it."""
 
-    def take_over(self, before: Gather) -> bool:
+    def take_over(self, before: "Gather") -> bool:
         """Take over the parameters' memory from the gather ``before``; false where that is not possible."""
         if self.copies_out and before.copies_out:
             self._full = before._full
@@ -419,7 +417,7 @@ class Grouped(Flat):
 MakeGather = Callable[[Sharded], Gather]
 
 
-def choose_gather(sharded: Sharded) -> Gather:
+def choose_gather(sharded: Sharded) -> "Gather":
     """Return the way of gathering for the layout, the group's backend and what else ``sharded`` says."""
     group, layout, usual = sharded.groups.shard, sharded.layout, sharded.custom is None
     if group is None:

@@ -1,7 +1,5 @@
 """A unit's settings of gradient reduction, and the gradients that it keeps between backward passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat

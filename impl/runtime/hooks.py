@@ -16,8 +16,6 @@ Recomputed forwards (activation checkpointing) run inside backward. They only ma
 there: what frees them again is the post-backward of the same backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -67,7 +65,7 @@ class Boundary(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hooks: ModuleHooks, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, hooks: "ModuleHooks", *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.hooks = hooks
         ctx.set_materialize_grads(False)
         return tuple(map(torch.Tensor.detach, tensors))
@@ -110,7 +108,7 @@ class _TransformedBoundary(torch.autograd.Function):
     backward = Boundary.backward
 
     @staticmethod
-    def forward(hooks: ModuleHooks, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(hooks: "ModuleHooks", *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tensors
 
     @staticmethod
@@ -128,7 +126,7 @@ class _Output(torch.autograd.Function):
     _compiled_autograd_key = staticmethod(refuse_compiled_autograd)
 
     @staticmethod
-    def forward(hooks: ModuleHooks, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(hooks: "ModuleHooks", tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
     @staticmethod
@@ -414,7 +412,7 @@ class ModuleHooks:
         runtime.post_backward(self.stage)
 
 
-def hooks_of(module: nn.Module) -> ModuleHooks | None:
+def hooks_of(module: nn.Module) -> "ModuleHooks | None":
     """Return the hooks of a wrapped module, ``None`` for others."""
     return module.__dict__.get(_HOOKS)
 

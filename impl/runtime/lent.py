@@ -16,8 +16,6 @@ Units of one stage (one for each dtype and mesh) are reduced one after the other
 first one's memory given back before the second is reduced, computation would wait for that collective.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial

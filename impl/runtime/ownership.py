@@ -1,7 +1,5 @@
 """The modules, parameters with their places, and buffers of one wrapped module and of none inside it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The look of a unit from outside, which a front end decides: its parameters, gradients and names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -11,8 +11,6 @@ way            for                                     what the collective reads
 =============  ======================================  =====================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -15,8 +15,6 @@ On the CPU a collective runs on the backend's threads; what follows it (sum, div
 a later unit is reduced or backward ends, in the order of issue.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat

@@ -19,8 +19,6 @@ While gradients of the stage before are kept until they are copied, and beside t
 first gradient of the stage (``LatePrefetch``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

@@ -10,8 +10,6 @@ show its parameters: ``DTensor``s on a mesh of (groups, ranks of a group), for r
 those that an optimizer changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary

@@ -3,8 +3,6 @@
 Here is what a stage is and where it is in an iteration; modules and autograd drive it by ``hooks.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum, auto
 

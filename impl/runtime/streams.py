@@ -8,8 +8,6 @@ events are ``None`` and waiting for one is nothing. What runs beside the program
 Streams are made by ``torch.get_device_module(device)``, so any device with the API of ``torch.cuda`` works.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -52,7 +50,7 @@ class Stream(Nothing):
     def wait(self, event: Event | None) -> None:
         """Let later work of this stream start only after ``event``."""
 
-    def follow(self, other: Stream) -> None:
+    def follow(self, other: "Stream") -> None:
         """Let later work of this stream start only after all that ``other`` has been given so far."""
 
     def keep(self, tensor: torch.Tensor) -> None:
@@ -88,7 +86,7 @@ class _DeviceStream(Stream):
         if event is not None:
             (self._stream or self._module.current_stream()).wait_event(event)
 
-    def follow(self, other: Stream) -> None:
+    def follow(self, other: "Stream") -> None:
         self.wait(other.record())
 
     def keep(self, tensor: torch.Tensor) -> None:
@@ -99,14 +97,14 @@ class _DeviceStream(Stream):
 _PROGRAM = Stream()
 
 
-def stream_of(stream: Any, device: torch.device) -> Stream:
+def stream_of(stream: Any, device: torch.device) -> "Stream":
     """Return a stream of ``device`` as one of ours, ``None`` for the current one; the CPU's, if it is one."""
     if device.type in ("cpu", "meta"):
         return _PROGRAM
     return _DeviceStream(torch.get_device_module(device), stream)
 
 
-def new_stream(device: torch.device, priority: int = 0) -> Stream:
+def new_stream(device: torch.device, priority: int = 0) -> "Stream":
     """Return another stream of ``device``; -1 is the higher ``priority``."""
     if device.type in ("cpu", "meta"):
         return _PROGRAM
@@ -131,7 +129,7 @@ class Streams:
         self.all_reduce = new_stream(device)
 
     @cached_property
-    def to_host(self) -> Stream:
+    def to_host(self) -> "Stream":
         """Return the stream that copies to the host; made at its first use: only CPU offload has one."""
         return new_stream(self.device)
 

@@ -4,8 +4,6 @@ The tree is found when its outermost module first runs forward (or unshards): on
 module is the root and which stages it holds (``ModuleHooks``).
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Sequence

@@ -21,8 +21,6 @@ versions on by itself: until a gather has been waited for, so that backward refu
 for good where the shard was written to since the gather before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto

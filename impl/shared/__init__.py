@@ -1,7 +1,5 @@
 """Settings, layouts, placements, private names of torch and texts of errors, for both FSDPs."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -19,8 +19,6 @@ A parameter that is cut on another dim is cut evenly and has no padding, but its
 parameter: they are copied one parameter at a time, and so come last in a unit (``UnitLayout.fused``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -112,7 +110,7 @@ class UnitLayout:
         for segment, value in zip(self.segments, values, strict=True):
             segment.store(value, shard)
 
-    def placed(self, starts: Sequence[int]) -> UnitLayout:
+    def placed(self, starts: Sequence[int]) -> "UnitLayout":
         """Return the same layout with the parameters at other ``starts`` in the full buffer."""
         pairs = zip(self.segments, starts, strict=True)
         return replace(self, segments=tuple(replace(each, full_offset=start) for each, start in pairs))
@@ -166,7 +164,7 @@ def chunked_layout(
     element_size: int = 4,
     dims: Sequence[int] | None = None,
     grouped: int = 0,
-) -> UnitLayout:
+) -> "UnitLayout":
     """Return the fully_shard layout: every parameter chunked on one dim, each chunk padded to the largest.
 
     Args:
@@ -229,7 +227,7 @@ def _chunked_segment(
 #     full        a0 a1 a2   b0 b1 b2         each parameter contiguous
 
 
-def places(layout: UnitLayout, full: torch.Tensor) -> list[torch.Tensor]:
+def places(layout: "UnitLayout", full: torch.Tensor) -> list[torch.Tensor]:
     """Return where parameters that are cut on dim 0 are in ``full`` (1-D): views of (ranks, padded part)."""
     ranks = layout.world_size
     return [
@@ -248,7 +246,7 @@ class CopyOut:
             costs less than to split again, and neighbours of one size are one copy.
     """
 
-    def __init__(self, layout: UnitLayout, full: torch.Tensor, source: torch.Tensor | None = None) -> None:
+    def __init__(self, layout: "UnitLayout", full: torch.Tensor, source: torch.Tensor | None = None) -> None:
         self._layout = layout
         self._parts: list[torch.Tensor] = []
         self._fused = places(layout, full)

@@ -16,8 +16,6 @@ parallelism d, rows 0 to 7 of a parameter are placed like this, and ``Shard(0), 
 During forward and backward a parameter has its first form again: plain, or a ``DTensor`` on its own mesh.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -273,7 +271,7 @@ class SpmdMesh:
     replicate: tuple[str, ...]
 
     @classmethod
-    def of(cls, mesh: DeviceMesh, dims: DataParallelMeshDims) -> SpmdMesh:
+    def of(cls, mesh: DeviceMesh, dims: DataParallelMeshDims) -> "SpmdMesh":
         """Return the data parallel part of ``mesh``, whose dimensions need names. Collective if it flattens.
 
         Raises:
@@ -313,7 +311,7 @@ class OnWholeMesh(TensorParallel):
 
 
 def plan_on_whole_mesh(
-    parameter: nn.Parameter, fqn: str, spmd: SpmdMesh, choose: PlacementFunction | None
+    parameter: nn.Parameter, fqn: str, spmd: "SpmdMesh", choose: PlacementFunction | None
 ) -> ParameterPlan:
     """Decide how a parameter on the whole mesh is sharded.
 
@@ -344,7 +342,7 @@ def plan_on_whole_mesh(
     return ParameterPlan(spmd.data, dim, _sharded_spec(spec, spmd, dim), whole)
 
 
-def _sharded_spec(spec: DTensorSpec, spmd: SpmdMesh, dim: int) -> DTensorSpec:
+def _sharded_spec(spec: DTensorSpec, spmd: "SpmdMesh", dim: int) -> DTensorSpec:
     """Return the spec with other placements for those dimensions of the mesh that shard now."""
     placements = list(spec.placements)
     sharding = spmd.dims(spmd.shard)

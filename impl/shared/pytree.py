@@ -1,7 +1,5 @@
 """Tensors inside nested arguments and outputs. The common case, a flat tuple of tensors, takes no detour."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping, Set
 from dataclasses import fields, is_dataclass, replace

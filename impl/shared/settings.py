@@ -3,8 +3,6 @@
 Names and fields that torch has too mean what torch means by them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
@@ -131,7 +129,7 @@ class UnitPrecision:
         param_dtype: torch.dtype | None,
         reduce_dtype: torch.dtype | None,
         keep: KeptGradients = None,
-    ) -> UnitPrecision:
+    ) -> "UnitPrecision":
         """Fill in what was left open; an ``original`` that is not floating point is never cast."""
         wanted = (param_dtype, reduce_dtype)
         if not original.is_floating_point:
@@ -139,7 +137,7 @@ class UnitPrecision:
         compute = param_dtype or original
         return cls(original, compute, reduce_dtype or compute, keep, wanted)
 
-    def for_original(self, original: torch.dtype) -> UnitPrecision:
+    def for_original(self, original: torch.dtype) -> "UnitPrecision":
         """Return the precision for parameters that were converted to another dtype."""
         return self.decide(original, *self.wanted, keep=self.keep)
 
@@ -198,7 +196,7 @@ class ScheduleSettings:
         limit_all_gathers: bool | int | str,
         memory_handover: str | MemoryHandover,
         check_ranks: bool | int = False,
-    ) -> ScheduleSettings:
+    ) -> "ScheduleSettings":
         """Read the front ends' arguments: ``limit_all_gathers=True`` is 2 as in FSDP1, enums may be names."""
         adapt = limit_all_gathers == "auto"
         if not adapt and not isinstance(limit_all_gathers, int):

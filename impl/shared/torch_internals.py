@@ -10,8 +10,6 @@ In a torch that does not have it, that import raises `TorchInternalError`; `miss
 The bench has such a module too, and neither can import the other's.
 """
 
-from __future__ import annotations
-
 import csv
 import importlib
 from functools import partial

@@ -1,7 +1,5 @@
 """Time parts and collective figures of windows, from an activity's interval sets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -45,10 +43,10 @@ class TimeParts:
         communication = self.overlapped + self.exposed_communication
         return self.overlapped / communication if communication else None
 
-    def __add__(self, other: TimeParts) -> TimeParts:
+    def __add__(self, other: "TimeParts") -> "TimeParts":
         return TimeParts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def per(self, count: int) -> TimeParts:
+    def per(self, count: int) -> "TimeParts":
         """Return the mean of `count` such spans in whole ns; idle takes the rest, so that parts still sum."""
         compute, overlapped, exposed = (
             part // count for part in (self.compute_only, self.overlapped, self.exposed_communication)
@@ -144,7 +142,7 @@ def communication_dict(
     return {name: communication.get(name, CollectiveFigures()).to_dict() for name in names}
 
 
-def time_parts(activity: Activity, start: int, end: int) -> TimeParts:
+def time_parts(activity: Activity, start: int, end: int) -> "TimeParts":
     """Return how [start, end), in ns, was spent."""
     parts = activity.compute_only, activity.overlapped, activity.exposed, activity.copies
     computing, overlapped, exposed, copying = (intervals.clip(each, start, end).length() for each in parts)
@@ -152,7 +150,7 @@ def time_parts(activity: Activity, start: int, end: int) -> TimeParts:
     return TimeParts(computing, overlapped, exposed, idle, copying)
 
 
-def phase_parts(activity: Activity, step: Window, phases: list[Window]) -> dict[str, TimeParts]:
+def phase_parts(activity: Activity, step: Window, phases: list[Window]) -> "dict[str, TimeParts]":
     """Return the parts by phase; "other" is the rest of the step, so that all parts sum to the step's."""
     if not phases:
         return {}

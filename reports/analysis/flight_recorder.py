@@ -4,8 +4,6 @@ Ranks wait for ranks: one that is missing in a group may itself wait in another.
 others wait for and that does not wait; where a call differs, the first of the ranks that go against most.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -47,7 +45,7 @@ class Problem:
     calls: Mapping[int, _Calls]
     last: Mapping[int, Entry]
     absent: tuple[int, ...] = ()
-    parted: Parted | None = None
+    parted: "Parted | None" = None
 
     @property
     def created_ns(self) -> int:
@@ -134,7 +132,7 @@ def _at(
 
 def _parted(
     sequence: int, waiting: Sequence[int], missing: Sequence[int], histories: Mapping[int, _History]
-) -> Parted | None:
+) -> "Parted | None":
     """Return the first collective before `sequence` that both sides called from different lines. Two lines
     that match more than once are two branches of the program."""
     ahead, behind = (_lines_of(ranks, histories) for ranks in (waiting, missing))

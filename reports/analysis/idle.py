@@ -9,8 +9,6 @@ synchronisation held it, else it was busy with Python and operators. After the l
 for an event of another stream, or, if that is short, only for what a launch takes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

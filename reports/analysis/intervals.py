@@ -10,8 +10,6 @@ operation takes and returns such sets, so lengths add up exactly and nothing is 
     subtract   ###       ##  ##
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -14,8 +14,6 @@ order: for the CPU to issue it (the rate limiter's share apart), in the queue be
 event (memory, a cast), and in transfer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -3,8 +3,6 @@
 Every sum is made on integers; `to_dict` divides by 1e9 once.  The shape of the dictionaries is the contract
 of `fsdpbench analyze --json`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -117,7 +115,7 @@ class UnitAnalysis:
         """Return the ns of the unit's collectives without computation beside them."""
         return sum(figures.exposed for figures in self.communication.values())
 
-    def to_dict(self, last_step: StepAnalysis | None = None) -> dict[str, object]:
+    def to_dict(self, last_step: "StepAnalysis | None" = None) -> dict[str, object]:
         """Return plain values; with a step also its all-gathers one by one, in seconds after its start."""
         of_step = [each for each in self.gathers if last_step is not None and each.step == last_step.index]
         return {
@@ -176,7 +174,7 @@ class RankAnalysis:
     world_size: int | None
     trusted: bool
     warnings: tuple[str, ...]
-    steps: tuple[StepAnalysis, ...]
+    steps: "tuple[StepAnalysis, ...]"
     time: TimeParts
     communication: dict[str, CollectiveFigures]
     phases: dict[str, TimeParts]

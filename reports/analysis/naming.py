@@ -2,8 +2,6 @@
 
 Each name is examined once (a trace has some hundred names), not once for each event."""
 
-from __future__ import annotations
-
 import re
 from enum import StrEnum
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """An out-of-memory error explained in words: by its message, and by a snapshot of the allocator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ rail for each GPU that takes part:
     ranks 0,8,16 on three nodes   one rail: between_nodes / gpus_per_node
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

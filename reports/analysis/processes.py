@@ -1,7 +1,5 @@
 """Several processes that analyse traces: how many, how they end, and what they hand to others."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

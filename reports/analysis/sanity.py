@@ -4,8 +4,6 @@ Each finding is a line; some are only reported, others mean that times or counts
 rank is not `trusted`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 

@@ -10,8 +10,6 @@ before.  The totals at the end are known, so the curves follow backwards from th
 Unpickling is kept from creating anything but plain values, so that a file from elsewhere can run no code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

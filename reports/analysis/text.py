@@ -1,7 +1,5 @@
 """The analysis as plain text for a terminal (`text.jinja`)."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

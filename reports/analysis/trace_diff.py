@@ -6,8 +6,6 @@
 All figures are of a mean step, so that traces of different lengths can be compared.  Names that only one side
 has are compared with nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

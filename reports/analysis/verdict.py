@@ -4,8 +4,6 @@ Each rule looks at one cause, returns a finding when it costs at least `WORTH` o
 saw.  A predicted gain is an upper bound: the time that would be saved if the cause vanished altogether.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

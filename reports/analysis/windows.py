@@ -8,8 +8,6 @@ work *launched* in it ends, and the next begins there (or with its own mark, if 
     windows  |     step 0     |   step 1   |
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ wrapping, prefetch, ...). Among them
              no faster system
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ All charts come from the trace of the lowest rank that left one; a trace that ca
 message in the place of the charts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor

@@ -1,8 +1,6 @@
 """Figures as people read them: few digits, a thin space before the unit, a dash where nothing is known; and
 settings as people of the field say them: column headers, values in a table, phrases in a sentence."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

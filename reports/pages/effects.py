@@ -17,8 +17,6 @@ leaving the best value costs". Where two systems are compared, a setting that on
 at its best value in the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 JSON and CSV carry the raw figures under the names of `result.json`; Markdown shows what the page shows.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

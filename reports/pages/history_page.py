@@ -1,7 +1,5 @@
 """The page of a history (as `check --history --json` prints it): figures over commits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page itself: one HTML file that needs no network, from a `RunView` and its traces."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

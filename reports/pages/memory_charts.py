@@ -1,7 +1,5 @@
 """Memory over time: of a trace, and over the steps of a soak; where the allocator retried."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

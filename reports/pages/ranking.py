@@ -4,8 +4,6 @@ The order is by throughput per GPU. Tokens count where every finished configurat
 comparable when the sequence length varies), samples otherwise, and steps where samples are not counted.
 Configurations that did not finish stand below in a fixed order of status: the table never hides one."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -407,7 +405,7 @@ class RankingTable:
         metric: Metric,
         with_detail: frozenset[str],
         links: Links,
-    ) -> RankingTable:
+    ) -> "RankingTable":
         """Return the table with figures of `metric`, and filters where there is a choice."""
         shown = known_figures(ranked, metric)
         shown[1:1] = _shared_ranks(ranked)

@@ -1,8 +1,6 @@
 """The recommendation in three lines, the findings behind it, in words with their figures; code to copy, and
 the one chart that explains the verdict."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter

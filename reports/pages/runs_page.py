@@ -1,7 +1,5 @@
 """Several run folders on one page: the best of each, its step, and what the runs share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +63,7 @@ def _names(views: Sequence[RunView]) -> list[str]:
 
 
 def _sentences(
-    names: Sequence[str], runs: Sequence[Sequence[Ranked]], metric: Metric | None, shared: Sequence[Shared]
+    names: Sequence[str], runs: Sequence[Sequence[Ranked]], metric: Metric | None, shared: "Sequence[Shared]"
 ) -> list[str]:
     if metric is None:
         return ["The runs count different things (tokens, samples): their throughputs are not compared."]
@@ -124,7 +122,7 @@ def _chart(runs: Sequence[Sequence[Ranked]], varying: Sequence[str], metric: Met
 
 
 def _shared_table(
-    names: Sequence[str], shared: Sequence[Shared], varying: Sequence[str], metric: Metric | None
+    names: Sequence[str], shared: "Sequence[Shared]", varying: Sequence[str], metric: Metric | None
 ) -> Table | None:
     if not shared or metric is None:
         return None
@@ -170,7 +168,7 @@ class Shared:
         return other.throughput / first.throughput
 
 
-def shared_configurations(runs: Sequence[Sequence[Ranked]]) -> list[Shared]:
+def shared_configurations(runs: Sequence[Sequence[Ranked]]) -> "list[Shared]":
     """Return configurations with equal settings, the largest change against the first run first."""
     by_settings: dict[tuple[tuple[str, str], ...], list[Ranked | None]] = {}
     for number, ranked in enumerate(runs):
@@ -182,12 +180,12 @@ def shared_configurations(runs: Sequence[Sequence[Ranked]]) -> list[Shared]:
     return sorted(found, key=_by_change)
 
 
-def _by_change(shared: Shared) -> tuple[float, str]:
+def _by_change(shared: "Shared") -> tuple[float, str]:
     ratios = [ratio for number in range(1, len(shared.entries)) if (ratio := shared.ratio(number))]
     return -max((abs(math.log(ratio)) for ratio in ratios), default=0.0), shared.known.row.name
 
 
-def mean_ratio(shared: Sequence[Shared], number: int) -> tuple[float, float, float, int] | None:
+def mean_ratio(shared: "Sequence[Shared]", number: int) -> tuple[float, float, float, int] | None:
     """Return geometric mean, least and greatest ratio of run `number` to the first, and their count."""
     ratios = [ratio for each in shared if (ratio := each.ratio(number))]
     if not ratios:

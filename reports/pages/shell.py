@@ -1,7 +1,5 @@
 """The shell of every page: one HTML file with its styles, scripts and data inside, which fetches nothing."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -13,8 +13,6 @@ the same category and FSDP unit with small gaps between them are joined, the sma
 events and long gaps stay as they are.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

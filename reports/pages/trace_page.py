@@ -1,7 +1,5 @@
 """The page of `analyze`: traces of any origin, drawn by `draw_rank`, in one offline HTML file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parts of a page that show one rank's trace: timeline, memory, units, phases, kernels, ranks."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -12,8 +12,6 @@ Loading never fails because of one configuration: a folder that cannot be read b
 `unreadable` that says why. Only a folder that is not a run at all is refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

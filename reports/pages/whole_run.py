@@ -5,8 +5,6 @@ light, the dark and the printed page. Plotly reads a little HTML in texts; every
 `chart_text`.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +39,7 @@ class Table:
         )
 
     @classmethod
-    def of(cls, columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> Table | None:
+    def of(cls, columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> "Table | None":
         """Return the table of these rows; None where there are none."""
         found = tuple(rows)
         return cls(tuple(columns), found) if found else None
@@ -55,7 +53,7 @@ class Chart:
     summary: str
     data: list[dict[str, object]]
     layout: dict[str, object]
-    table: Table
+    table: "Table"
     narrow: Mapping[str, object] = field(default_factory=dict)
     note: str = ""
 
@@ -64,7 +62,7 @@ class Chart:
         return {"data": self.data, "layout": self.layout, "narrow": self.narrow}
 
 
-def island_table(table: Table | None) -> dict[str, object] | None:
+def island_table(table: "Table | None") -> dict[str, object] | None:
     """Return a table as the page's scripts read it; None where there is none."""
     if table is None:
         return None
@@ -185,7 +183,7 @@ def _scales(shown: Sequence[Ranked], metric: Metric) -> tuple[list[float], str]:
     return [amount / each for each in work], unit
 
 
-def _breakdown_table(timed: Sequence[Ranked], varying: Sequence[str]) -> Table:
+def _breakdown_table(timed: Sequence[Ranked], varying: Sequence[str]) -> "Table":
     rows = []
     for entry in timed:
         parts = entry.row.result.time_s
@@ -273,7 +271,7 @@ def _capacity_words(capacity: float) -> dict[str, object]:
 
 def _scatter_table(
     shown: Sequence[Ranked], front: Sequence[Ranked], varying: Sequence[str], metric: Metric
-) -> Table:
+) -> "Table":
     on_front = {id(entry) for entry in front}
     rows = tuple(
         (
@@ -349,7 +347,7 @@ def _points_of(ratio: float | None) -> float | None:
     return None if ratio is None else (ratio - 1) * 100
 
 
-def _effect_table(found: Sequence[Effect]) -> Table:
+def _effect_table(found: Sequence[Effect]) -> "Table":
     def change(ratio: float | None) -> str:
         return display.signed_percent(ratio - 1) if ratio else display.NOTHING
 

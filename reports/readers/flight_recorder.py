@@ -16,8 +16,6 @@ They name one call of a rank, the first that ran too long, and how many it enque
 that call, so that one judgement serves both.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

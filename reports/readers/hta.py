@@ -5,8 +5,6 @@ HTA is loaded only here, and only when called: it pulls in all of JupyterLab.  I
 times are not rounded to microseconds, the last step is kept, and synchronisation records, which it would
 count as computation, are taken out."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

@@ -18,8 +18,6 @@ Source: c10/cuda/CUDACachingAllocator.cpp, c10/cuda/CUDAMallocAsyncAllocator.cpp
 aten/src/ATen/mps/MPSAllocator.mm of these releases.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -295,7 +293,7 @@ class _Text:
     starts: list[int]
 
     @classmethod
-    def of(cls, text: str, width: int | None) -> _Text:
+    def of(cls, text: str, width: int | None) -> "_Text":
         """Read a text; lines of `width` characters continue in the next one, within a word perhaps."""
         rows: list[tuple[int | None, str]] = []
         goes_on = False

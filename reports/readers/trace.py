@@ -4,8 +4,6 @@ A Kineto trace of one rank has about a hundred thousand to some millions of even
 cost gigabytes, so an event is a row of numpy columns, and names are numbers that index `Trace.names`.
 All times are integer nanoseconds on the trace's own clock."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter
@@ -282,7 +280,7 @@ class TraceLimits:
             if type(value) is not int or not least <= value <= _MOST:
                 raise ValueError(f"limit {name}={value!r} must be a whole number from {least} to {_MOST}")
 
-    def with_texts(self, texts: Iterable[str]) -> TraceLimits:
+    def with_texts(self, texts: Iterable[str]) -> "TraceLimits":
         """Return these limits with some replaced, each given as `unpacked=16GB`.
 
         Raises:
@@ -304,7 +302,7 @@ class TraceLimits:
         return replace(self, **given)
 
     @classmethod
-    def from_environment(cls) -> TraceLimits:
+    def from_environment(cls) -> "TraceLimits":
         """Return the defaults, changed by `FSDPBENCH_TRACE_LIMITS`. Raises ValueError, in one line."""
         texts = [text for text in os.environ.get(VARIABLE, "").split(",") if text.strip()]
         try:

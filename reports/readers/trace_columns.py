@@ -1,7 +1,5 @@
 """Columns from decoded events, chunk by chunk: names and threads become numbers, times nanoseconds."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -8,8 +8,6 @@ double holds nanoseconds exactly; older ones count from 1970 with three decimals
 (at 1.7e15 its steps are 0.25).  Those are decimals (`ExactEvent`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, TypeVar

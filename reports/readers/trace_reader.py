@@ -6,8 +6,6 @@ r"""Reads a Kineto trace (Chrome trace JSON, plain or gzip) into `Trace`.
 The first way needs about a second for a million events, and little memory.  Garbage collection is paused
 meanwhile: thousands of new objects, none of them garbage, would be walked again and again."""
 
-from __future__ import annotations
-
 import gc
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -12,8 +12,6 @@ escaped.  It could be deeper, in a list among an event's arguments; then the pie
 reader begins again with `cut_exactly`, which follows every bracket.
 """
 
-from __future__ import annotations
-
 import queue
 import re
 import stat
@@ -349,7 +347,7 @@ class _Cutter:
             )
         return b"".join(self._beside)
 
-    def _list_begins(self, block: bytes, brackets: Brackets, at: int, place: int) -> tuple[int, int] | None:
+    def _list_begins(self, block: bytes, brackets: "Brackets", at: int, place: int) -> tuple[int, int] | None:
         """Return where the events of the next list begin: in the block, and among its brackets."""
         if not self._beside and not at and block[:1] == b"[":  # a list of events and nothing around it
             self._level = 1
@@ -365,7 +363,7 @@ class _Cutter:
                 return begin + 1, number + 1
         return None
 
-    def _keep_beside(self, block: bytes, brackets: Brackets, at: int) -> None:
+    def _keep_beside(self, block: bytes, brackets: "Brackets", at: int) -> None:
         closed = brackets.at[(brackets.depth <= 0) & (brackets.at >= at)]
         rest = block[int(closed[0]) + 1 :] if len(closed) and not self._ended else b""
         if (self._ended and block[at:].strip(WHITE)) or rest.strip(WHITE):
@@ -431,7 +429,7 @@ class BracketFinder:
         self.in_string = False
         self._held = b""
 
-    def take(self, block: bytes) -> tuple[bytes, Brackets]:
+    def take(self, block: bytes) -> "tuple[bytes, Brackets]":
         """Return the block to continue with, and its brackets. A backslash at the end is held for the next
         block, which has what it escapes."""
         block = self._held + block

@@ -17,8 +17,6 @@ With expert parallelism (`Mixture.exchange`) a rank holds a part of the experts:
 have their expert, and the results come back.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The modules of the decoder: attention with grouped queries, blocks, token embedding and lm head."""
 
-from __future__ import annotations
-
 import math
 
 import torch

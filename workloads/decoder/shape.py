@@ -1,7 +1,5 @@
 """The shape of a decoder-only transformer, in all details in which its families differ, and named sizes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fsdpbench.workloads.shape import (

@@ -5,8 +5,6 @@ those that it is sent to; with a capacity, all places of the buffers, of which t
 ones), and attention in full although it is causal or sees a window.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -113,7 +111,7 @@ class DecoderWorkload(NextTokenWorkload[DecoderShape]):
             whole=("feed_forward.experts",) if mixture else (),
         )
 
-    def buffer_rows(self, tokens: int) -> BufferRows | None:
+    def buffer_rows(self, tokens: int) -> "BufferRows | None":
         s = self.spec
         if not s.capacity:
             return None
@@ -182,7 +180,7 @@ class BufferRows(NamedTuple):
     empty: int
 
 
-def buffer_rows_of(loads: list[int], capacity: int) -> BufferRows:
+def buffer_rows_of(loads: list[int], capacity: int) -> "BufferRows":
     """Count the rows of one forward of a layer: sent, dropped, and empty places."""
     sent, dropped = sum(loads), sum(max(0, load - capacity) for load in loads)
     return BufferRows(sent, dropped, capacity * len(loads) - (sent - dropped))
@@ -192,5 +190,5 @@ def buffer_rows_of(loads: list[int], capacity: int) -> BufferRows:
 class HasBuffers(Protocol):
     """A workload whose experts may have buffers of a capacity."""
 
-    def buffer_rows(self, tokens: int) -> BufferRows | None:
+    def buffer_rows(self, tokens: int) -> "BufferRows | None":
         """Count the rows of one forward over `tokens`, all layers together; None without a capacity."""

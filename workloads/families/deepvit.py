@@ -8,8 +8,6 @@
 need the weights in memory, so no fused attention kernel serves; torch's matrix products and softmax do.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

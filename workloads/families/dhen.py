@@ -11,8 +11,6 @@ mixture of tokens, and a cross (deep and cross network v2, Wang et al. 2021), wh
 tokens holds nearly all of the dense parameters.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ that works on tokens, 12 x tokens^2 x width for attention. The numbers' first la
 input. Look-ups are not FLOPs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -80,7 +78,7 @@ class DHENWorkload(Shaped[DHENShape], SampleWorkload):
         row_bytes = DTYPE_BYTES[s.table_dtype] * s.width + STATE_BYTES
         return super().training_state_bytes + row_bytes * s.features * s.rows
 
-    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+    def microbatches(self, feed: "Feed", seq: int | None) -> "Iterator[Batch]":
         from fsdpbench.workloads.inputs import click_batches
 
         self.resolve_seq(seq)

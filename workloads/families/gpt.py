@@ -5,8 +5,6 @@ tokens -> token embedding (+ position embedding) -> blocks.0 ... blocks.N-1 -> n
              x + proj(attention(qkv(norm(x))))  then  x + down(gelu(up(norm(x))))
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

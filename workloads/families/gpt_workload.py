@@ -5,8 +5,6 @@ FLOPs follow PaLM (Chowdhery et al. 2022, appendix B): a token costs 6 for each 
 product and counts, the embedding lookup is not one and does not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from fsdpbench.workloads.base import BlockFlops, NextTokenWorkload

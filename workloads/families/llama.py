@@ -9,8 +9,6 @@ position. Their sines and cosines are computed once a forward and given to all b
 needs nothing but `reset_parameters` after a build on `meta`.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor, nn

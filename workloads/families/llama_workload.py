@@ -5,8 +5,6 @@ costs 6 for each weight of a matrix product and 12 x layers x d_model x seq for 
 is causal.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

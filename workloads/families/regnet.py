@@ -11,8 +11,6 @@ would take a broadcast under DDP, and recomputation would update them twice. The
 which PyTorch's FSDP1 takes out of its units into full-precision units: all systems see the same units.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -10,8 +10,6 @@ initialisation is. The original (1.0) has a ReLU feed-forward and shares its emb
 version 1.1 has a gated GELU and a head of its own (Shazeer 2020; Hugging Face's `t5-v1_1-*`).
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

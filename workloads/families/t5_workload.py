@@ -5,8 +5,6 @@ and attention 12 x heads x d_kv a pair of tokens and layer, in full although the
 decoder's cross-attention takes its keys and values of the source's tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -133,7 +131,7 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
             norms=(*(f"{name}_norm" for name in attentions), "feed_forward_norm"),
         )
 
-    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+    def microbatches(self, feed: "Feed", seq: int | None) -> "Iterator[Batch]":
         from fsdpbench.workloads.inputs import pair_batches
 
         return pair_batches(feed, vocab=self.spec.vocab, seq=self.resolve_seq(seq))

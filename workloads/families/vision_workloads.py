@@ -9,8 +9,6 @@ FLOPs: a token costs 6 for each weight of a matrix product, 12 x layers x d_mode
 6 x layers x heads^2 x tokens for mixing; the patches' input needs no gradient.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,7 +69,7 @@ class RegNetShape:
                     f"{width} too"
                 )
 
-    def blocks(self) -> Iterator[BlockShape]:
+    def blocks(self) -> "Iterator[BlockShape]":
         """Yield the blocks' shapes, in order."""
         inputs, side = self.stem, _halved(self.image)
         for width, depth in zip(

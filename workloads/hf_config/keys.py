@@ -1,7 +1,5 @@
 """The keys of a configuration file: read as typed values, each accounted for, and parts that models share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

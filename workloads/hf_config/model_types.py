@@ -3,8 +3,6 @@
 A reader returns the shape of a family of ours as the published code of the model makes it of the keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -21,8 +21,6 @@ In nvfp4's backward, matrices that are summed over tokens are rotated before the
 are rounded stochastically.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -20,8 +20,6 @@ weights in one all-reduce, after each step of the optimizer; before the first st
 own. As torchao's `enable_fsdp_float8_all_gather` with `precompute_float8_dynamic_scale_for_fsdp`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -144,7 +142,7 @@ class NarrowlyGathered(torch.Tensor):
         return ["held"], None
 
     @staticmethod
-    def __tensor_unflatten__(inner: Mapping[str, Tensor], *_: Any) -> NarrowlyGathered:
+    def __tensor_unflatten__(inner: Mapping[str, Tensor], *_: Any) -> "NarrowlyGathered":
         return NarrowlyGathered(inner["held"])
 
     @classmethod
@@ -202,7 +200,7 @@ class EightBitWeight(torch.Tensor):
         return ["data8", "inverse8"], self.dtype
 
     @staticmethod
-    def __tensor_unflatten__(inner: Mapping[str, Tensor], dtype: torch.dtype, *_: Any) -> EightBitWeight:
+    def __tensor_unflatten__(inner: Mapping[str, Tensor], dtype: torch.dtype, *_: Any) -> "EightBitWeight":
         return EightBitWeight(inner["data8"], inner["inverse8"], dtype)
 
     @classmethod

@@ -1,7 +1,5 @@
 """Simulates what could be changed in a script, and puts what is worth it in order."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 The search is that of `tune --per-unit`, and each mix that it tries is a variation of the script.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

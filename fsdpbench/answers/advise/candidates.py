@@ -1,8 +1,6 @@
 """The changes that a script may profit from, found in what it was seen to do, before any is simulated; and
 faults of its gradients: they do not exist, some ranks never exchange them, no optimizer uses them."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

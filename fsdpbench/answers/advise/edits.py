@@ -1,8 +1,6 @@
 """Edits of a script's own text, by the place of a call in it and what is around that; and the unified diff
 that they make."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import os

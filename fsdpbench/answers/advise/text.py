@@ -1,7 +1,5 @@
 """The advice in words, and as plain values."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The answer for a cell: the best settings and their interval, what is as good, why nothing fits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace

@@ -1,8 +1,6 @@
 """Looks up one cell of a built atlas by names as people write them, and puts cells in words, for the terminal
 and the pages; it runs nothing and needs no torch."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

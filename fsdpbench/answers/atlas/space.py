@@ -5,8 +5,6 @@ what ran   ──> cannot fit or is slower: not simulated (`Known`)
 the rest   ──> simulated, cells with most GPUs first: what runs out of memory there does so on fewer GPUs
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +41,7 @@ class Walk:
     pruned: int = 0
     """Further ones that cannot fit by arithmetic."""
 
-    def next(self, results: Results, known: Known) -> Config | None:
+    def next(self, results: Results, known: "Known") -> Config | None:
         """Return the configuration to simulate next; None: nothing more."""
         for key, config in self.configs.items():
             if key not in results and not known.rules_out(config):
@@ -78,7 +76,7 @@ class Cell:
                     yield config, results[key]
 
 
-def cells(extent: Extent) -> list[Cell]:
+def cells(extent: "Extent") -> list[Cell]:
     """Return all cells with what may be tried in them. Raises `UsageError` for unknown names."""
     most = max(extent.gpus)
     return [

@@ -12,8 +12,6 @@ say most: an all-gather, a copy or a prefetch is there or not. Where no count ch
 longer, or holds more memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -45,7 +43,7 @@ class Change:
     metric: str
     before: float | str | None
     after: float | str | None
-    verdict: Verdict
+    verdict: "Verdict"
     relative: float | None = None
     chance: float | None = None
     runs: tuple[int, int] = (1, 1)
@@ -78,7 +76,7 @@ class Comparison:
         lines += [f"{name}: missing from the newer side" for name in self.missing if name not in self.absent]
         return lines
 
-    def of(self, verdict: Verdict) -> tuple[Change, ...]:
+    def of(self, verdict: "Verdict") -> tuple[Change, ...]:
         return tuple(change for change in self.changes if change.verdict is verdict)
 
 
@@ -221,7 +219,7 @@ def _too_few(tested: list[Change], level: float) -> str | None:
     return error_text("compare.few_runs", fewest.runs[0], fewest.runs[1], level, len(tested), needed, needed)
 
 
-def _direction(metric: str, change: float) -> Verdict:
+def _direction(metric: str, change: float) -> "Verdict":
     worse = METRICS[metric].worse
     if worse is Worse.NEITHER:
         return Verdict.CHANGED
@@ -247,7 +245,7 @@ class Verdict(StrEnum):
     NOISE = "noise"
 
 
-def outcome(before: Status, after: Status) -> Verdict | None:
+def outcome(before: Status, after: Status) -> "Verdict | None":
     """Return the verdict on how a configuration ended; None where nothing changed: its figures tell."""
     if before is after and before.is_answer:
         return None

@@ -1,8 +1,6 @@
 """The history of a gate: the figures of a committed baseline at each commit that changed it; and a side's
 figures for the history pages of other tools: asv's folder of results, pytest-benchmark's file."""
 
-from __future__ import annotations
-
 import json
 import math
 import platform

@@ -4,8 +4,6 @@ On `sim` every one of them is exact. On real devices counts still are, as a rule
 distribution over runs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ class Unusable:
     why: str
 
     @classmethod
-    def of(cls, value: object, why: str) -> Unusable:
+    def of(cls, value: object, why: str) -> "Unusable":
         """Return it for a value that was read, of any type and length."""
         huge = isinstance(value, int) and abs(value) > LARGEST
         return cls("an integer beyond 2^63" if huge else one_line(repr(value), _LONGEST_VALUE), why)

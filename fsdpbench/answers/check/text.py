@@ -1,7 +1,5 @@
 """A comparison in words, for a terminal or as Markdown for a job's summary, and as JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

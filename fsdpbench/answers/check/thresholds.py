@@ -5,8 +5,6 @@ two sets of runs of the same code differ. Runs of a configuration are split by c
 splits stay below the minimum effect.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

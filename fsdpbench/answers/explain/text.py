@@ -1,7 +1,5 @@
 """The explanation in words and as an offline page: where memory ran out, what held it, what to change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -17,8 +17,6 @@ gradient differs by more there and is like no fault, the reference runs again, e
 up to half an epsilon: NOISE times what that changes is allowed besides.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Runs the parts of a proof, each within its time, whatever the others find; part 5, resuming, is here."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Runs a script on real CPU ranks: as it is, alone on one rank, and without sharding as its reference."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

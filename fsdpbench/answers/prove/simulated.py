@@ -1,7 +1,5 @@
 """Parts 2 to 4, 6 and 7 of a proof: what one simulated run of the script at full size shows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

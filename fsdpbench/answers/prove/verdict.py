@@ -1,7 +1,5 @@
 """The verdict on a script: one of each part, as a table, as JSON and as JUnit XML."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Sequence
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """The goal of a search, and the front of the configurations that nothing beats in speed and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

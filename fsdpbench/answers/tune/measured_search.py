@@ -17,8 +17,6 @@ the simulation is learned from the points that ran: a factor for all, and one fo
 what was simulated for its point.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

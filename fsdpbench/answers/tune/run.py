@@ -7,8 +7,6 @@ search/     every point that was simulated, untraced ─────────
 Of both: tune.json, best.toml, snippets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The picture has a box for each block (what it recomputes) and each unit (whether
 saves offloaded, its blocks, its prefetch), and below them a step's memory, by unit and uniform.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +62,7 @@ class UnitGain:
         }
 
     @classmethod
-    def of(cls, chosen: Chosen, usual: Config | None = None) -> UnitGain:
+    def of(cls, chosen: Chosen, usual: Config | None = None) -> "UnitGain":
         """Return the gain of `chosen`."""
         both = [cost_of(each.speed, each.interval) for each in (chosen.by_unit, chosen.uniform) if each]
         return cls(chosen, pair(*both) if chosen.uniform else None, usual)
@@ -91,7 +89,7 @@ class UnitGain:
         return how if self.recommended is chosen.by_unit.config else how + end
 
 
-def gained(folder: Path, chosen: Chosen) -> UnitGain:
+def gained(folder: Path, chosen: Chosen) -> "UnitGain":
     """Compare both configurations of `chosen`, which have run in full in `folder`, and draw them there."""
     entries = {entry.row.folder.name: entry for entry in rank(load_run(folder))}
     one = entries[point_folder_name(chosen.by_unit.config)]
@@ -112,7 +110,7 @@ class Curve:
     reserved: int
 
     @classmethod
-    def of(cls, row: Configuration, name: str, colour: str) -> Curve:
+    def of(cls, row: Configuration, name: str, colour: str) -> "Curve":
         """Return the line of a row's first trace."""
         trace = read_trace(row.traces[0])
         clock = device_clock(find_activity(trace, fsdp_spans(trace)))
@@ -122,7 +120,7 @@ class Curve:
         return cls(name, colour, points, int(curve.allocated.argmax()), int(curve.reserved.max()))
 
 
-def draw(chosen: Chosen, curves: list[Curve]) -> str:
+def draw(chosen: Chosen, curves: "list[Curve]") -> str:
     """Return the picture as SVG."""
     config = chosen.by_unit.config
     family, settings = family_of(config), config.settings

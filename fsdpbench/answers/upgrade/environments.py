@@ -6,8 +6,6 @@ KEY is a hash of what was asked for: requirements, constraints, Python, fsdpbenc
 fsdpbench is not installed there: the sources that run here run there too (`runs.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -2,8 +2,6 @@
 the packages that cause a difference. The answer has the gate's verdict, what differs in a step, what was
 executed and what priced."""
 
-from __future__ import annotations
-
 import json
 import os
 import textwrap

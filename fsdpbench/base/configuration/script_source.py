@@ -1,7 +1,5 @@
 """The script of a configuration: its path, its arguments, how its steps are found, and how it is varied."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.machinery
 import os
@@ -122,7 +120,7 @@ class ScriptSource:
         to_the_end: bool,
         module: str = "",
         check_ranks: tuple[int, ...] = (),
-    ) -> ScriptSource:
+    ) -> "ScriptSource":
         """Return the source of the script at `path`; `check_ranks` are compared. Raises `UsageError`."""
         source = cls(str(path), arguments, "", steps_by, to_the_end, module, check_ranks)
         try:

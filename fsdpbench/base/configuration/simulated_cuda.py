@@ -7,8 +7,6 @@ All code of the cuda path runs, up to torch's own. What results from it is marke
 keys of its own, and is nothing that the gate takes. For tests and CI.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

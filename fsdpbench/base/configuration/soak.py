@@ -9,8 +9,6 @@ A step has `batch` samples. *Padded*, its tensors are [batch, longest]; *packed*
 the other in a single row. No row is longer than `seq`: what is, is cut off there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random
@@ -65,7 +63,7 @@ class LengthSettings:
             raise UsageError("--seq-lengths: name buckets or multiple, not both: each says what is padded to")
 
     @classmethod
-    def parse(cls, text: str) -> LengthSettings:
+    def parse(cls, text: str) -> "LengthSettings":
         """Read the text of `--seq-lengths`, as the module's head shows it. Raises `UsageError` that names
         what is wrong, and how to write it."""
         words = [word.strip() for word in text.split(",")]
@@ -174,7 +172,7 @@ class SoakSettings:
     """`steps` training steps; after every `eval_every` (0: never) of them, `eval_steps` evaluated batches."""
 
     steps: int
-    lengths: LengthSettings | None = None
+    lengths: "LengthSettings | None" = None
     eval_every: int = 0
     eval_steps: int = 8
 

@@ -1,7 +1,5 @@
 """Reads JSON objects and the package's tables, writes JSON and flat TOML; `base.reading` has the rest."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -12,8 +12,6 @@ may differ as they like. A holder that was stopped so long that its lock was bro
 and ends instead of writing into a folder that is another's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -209,7 +207,7 @@ class FolderLock:
         owner = read_owner(content or b"")
         return content is not None and (owner is None or owner.token == self._token)
 
-    def _owner(self) -> Owner | None:
+    def _owner(self) -> "Owner | None":
         try:
             return read_owner(_content(self._path) or b"")
         except OSError:
@@ -278,13 +276,13 @@ class Owner:
         return msgspec.json.encode(asdict(self))
 
 
-def this_process(token: str, beat_s: float) -> Owner:
+def this_process(token: str, beat_s: float) -> "Owner":
     """Return this process as the holder of a lock."""
     pid = os.getpid()
     return Owner(pid, socket.gethostname(), _process_start(pid), token, beat_s, _place())
 
 
-def read_owner(content: bytes) -> Owner | None:
+def read_owner(content: bytes) -> "Owner | None":
     """Return the holder that a lock names; None where it names none."""
     try:
         owner = converted(parse_json(content, "lock"), Owner)

@@ -4,8 +4,6 @@ The process that makes it passes on `path`; it and its memory are gone with that
 on it: where it cannot be read or written, it is empty.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -23,7 +21,7 @@ class SharedLog:
         self._descriptor: int | None = None
         self.path: str | None = None
 
-    def __enter__(self) -> SharedLog:
+    def __enter__(self) -> "SharedLog":
         try:
             self._descriptor = os.memfd_create("fsdpbench-shared")
             self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"

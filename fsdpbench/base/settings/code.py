@@ -1,7 +1,5 @@
 """How settings are written as arguments of the call that wraps a model, by system: the rows' `code`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fsdpbench.base.settings.setting import Write

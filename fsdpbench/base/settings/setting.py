@@ -1,7 +1,5 @@
 """A row of the table of settings, and one of its trades."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ and which presets sweep it. Flags, `list settings`, spaces, `explain`, `--advise
 all read both.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -101,13 +99,13 @@ class Settings:
     # fmt: on
 
     @classmethod
-    def of(cls, **values: Any) -> Settings:
+    def of(cls, **values: Any) -> "Settings":
         """Return defaults, overridden by `values` (texts or typed values). Raises `UsageError`."""
         read: dict[str, Any] = {name: setting_named(name).read(value) for name, value in values.items()}
         return cls(**read)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Settings:
+    def from_record(cls, record: Mapping[str, Any]) -> "Settings":
         """Read settings as `to_dict` wrote them; `None` stays `None` (a setting that the system lacks).
 
         What a record is too old to have ran with its default. Raises `UsageError`.
@@ -127,7 +125,7 @@ class Settings:
         first = "" if self.checkpoint_first is None else f":{self.checkpoint_first}"
         return f"{self.activation_checkpointing}{first}{'+head' if self.loss == 'chunked' else ''}"
 
-    def changed(self, **values: Value) -> Settings:
+    def changed(self, **values: Value) -> "Settings":
         """Return a copy with these values."""
         return dataclasses.replace(self, **values)  # type: ignore[arg-type]
 

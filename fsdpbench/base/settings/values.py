@@ -1,7 +1,5 @@
 """How a text becomes the value of a setting. Each raises `ValueError` for text that is not one."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ memory running out are exit codes. When the caller is cancelled, the command is 
 processes of its session are killed.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

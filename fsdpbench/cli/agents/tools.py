@@ -4,8 +4,6 @@ Each text of a call, and each part of it (`name=PATH`, `@PATH`, lists), is resol
 it leads out of the server's folder. A script's own arguments may name any file.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -48,7 +46,7 @@ _SEPARATORS, _NEVER = re.compile(r"[,=:@\s]+"), re.compile("[\0\ud800-\udfff]")
 
 class _Run(msgspec.Struct):
     script: dict[str, object] | None = None
-    config: _Run | None = None
+    config: "_Run | None" = None
 
 
 @dataclass(frozen=True)

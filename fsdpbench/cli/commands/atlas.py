@@ -1,7 +1,5 @@
 """`fsdpbench atlas`: the best settings for models, chips and numbers of GPUs, built once and looked up."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,7 +99,7 @@ def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: boo
     show_as(content, "\n".join(filter(None, lines(atlas, cell))), as_json=as_json)
 
 
-def _extent(models: str | None, hardware: str | None, gpus: str | None, small: bool) -> Extent:
+def _extent(models: str | None, hardware: str | None, gpus: str | None, small: bool) -> "Extent":
     """Return the models, chips and numbers of GPUs to build. Raises `UsageError` for an empty list."""
     from fsdpbench.answers.atlas.space import SMALL, WHOLE
     from fsdpbench.cli.requests.request import gpu_counts

@@ -1,7 +1,5 @@
 """`fsdpbench list` and `fsdpbench doctor`: what there is to choose from, and what this machine can run."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import sys
@@ -44,7 +42,7 @@ def command(what: str, as_json: bool) -> None:
         show(f"\n{_NOTES[what]}")
 
 
-def _for_people(rows: list[Row]) -> list[Row]:
+def _for_people(rows: "list[Row]") -> "list[Row]":
     """Leave out what has no room in a table; a default is shown as people type it."""
     shown = [{key: value for key, value in row.items() if key != "trades"} for row in rows]
     return [
@@ -52,7 +50,7 @@ def _for_people(rows: list[Row]) -> list[Row]:
     ]
 
 
-def settings() -> list[Row]:
+def settings() -> "list[Row]":
     """Return a row for every setting, with the reason of its default."""
     names = ("name", "default", "values", "meaning", "reason")
     return [
@@ -61,7 +59,7 @@ def settings() -> list[Row]:
     ]
 
 
-def _trade(trade: Trade) -> dict[str, str | None]:
+def _trade(trade: "Trade") -> dict[str, str | None]:
     effects = {"memory": trade.memory.name.lower(), "time": trade.time.name.lower()}
     return {"value": trade.written, **effects, "meaning": trade.words, "script": trade.script}
 
@@ -76,7 +74,7 @@ _NOTES = {
 }
 
 
-def _flat(row: Row) -> dict[str, str]:
+def _flat(row: "Row") -> dict[str, str]:
     flat = {}
     for key, value in row.items():
         if value is None and key in _OF_MODELS:
@@ -130,7 +128,7 @@ def doctor_command(quick: bool, as_json: bool) -> None:
         raise click.exceptions.Exit(int(ExitCode.BENCH_FAILED))
 
 
-def _print(findings: Sequence[Finding], columns: int | None) -> None:
+def _print(findings: "Sequence[Finding]", columns: int | None) -> None:
     """Print a line for each finding; wrap long ones to `columns`, if given."""
     width = max(len(finding.what) for finding in findings)
     for finding in findings:

@@ -1,7 +1,5 @@
 """`fsdpbench mcp`: the commands as tools for agents, over standard input and output; and the skills."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

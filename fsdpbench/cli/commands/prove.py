@@ -1,8 +1,6 @@
 """`fsdpbench prove`: whether a training script may have its GPUs, with an exit code for CI; and `upgrade`:
 one script under two versions of its packages, exit code as the gate's."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from functools import partial
@@ -148,7 +146,7 @@ def upgrade_command(as_json: bool, keep: Path | None, **options: Any) -> None:
     finish(found.comparison, {}, "")
 
 
-def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> Upgrade:
+def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> "Upgrade":
     """Run the script on both sides and compare. Raises `BenchError`."""
     from fsdpbench.answers.check.thresholds import read_thresholds
     from fsdpbench.answers.upgrade.environments import Cache, normalized
@@ -179,7 +177,7 @@ def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> Upgrade:
     return Upgrade(said, (before, after), (first, second), comparison, tried)
 
 
-def _wanted(options: dict[str, Any]) -> Iterator[Wanted]:
+def _wanted(options: dict[str, Any]) -> "Iterator[Wanted]":
     """Yield the environment of each side. Raises `UsageError` for one that is missing, or asked for twice."""
     from fsdpbench.answers.upgrade.environments import Wanted
 

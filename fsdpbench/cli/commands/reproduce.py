@@ -1,7 +1,5 @@
 """`fsdpbench reproduce`: a publication's figures, published and simulated in one chart."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +80,7 @@ def _names(only: str | None) -> list[str]:
     return names
 
 
-def _print(outcomes: list[Outcome]) -> None:
+def _print(outcomes: "list[Outcome]") -> None:
     from fsdpbench.lab.reproduce.outcome import Verdict, counted
     from fsdpbench.reports.pages.display import percent
 

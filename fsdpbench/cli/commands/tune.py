@@ -1,7 +1,5 @@
 """`fsdpbench tune`: search a space for its best configurations."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,7 +128,7 @@ def parse_memory(text: str | None) -> int | None:
     return size
 
 
-def _goal(named: str | None, target: Target) -> str:
+def _goal(named: str | None, target: "Target") -> str:
     """Return the goal: as named, else tokens, or samples of a model without. Raises `UsageError`."""
     if target.workload().tokens(1) is not None:
         return named or "tokens_per_s"
@@ -139,7 +137,7 @@ def _goal(named: str | None, target: Target) -> str:
     return named or "samples_per_s"
 
 
-def _check_device(device: str, goal: Goal, effort: Effort) -> None:
+def _check_device(device: str, goal: "Goal", effort: "Effort") -> None:
     """Raise `UsageError` for a goal or a limit that does not apply to `device`."""
     if device == "cpu" and goal.name == "mfu":
         raise UsageError("--for mfu: a CPU's peak is not known; --for tokens_per_s or samples_per_s")
@@ -158,7 +156,7 @@ def _tell(line: str) -> None:
     tell(line, end=" " if live else "\n", over=live)
 
 
-def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
+def _print(answer: "Answer", goal: "Goal", folder: Path, points: int) -> None:
     from fsdpbench.answers.tune.front import ranks
     from fsdpbench.sweep.snippets import without_code
 
@@ -196,7 +194,7 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
         console.print(f"  no code  {why}", highlight=False, soft_wrap=True)
 
 
-def _tried(answer: Answer, points: int) -> str:
+def _tried(answer: "Answer", points: int) -> str:
     """Return a sentence on the numbers of simulated and measured configurations."""
     text = f"{answer.tried} of {points} configurations were simulated, {answer.feasible} of them fit"
     if not answer.measured:

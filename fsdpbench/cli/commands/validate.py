@@ -1,7 +1,5 @@
 """`fsdpbench validate`: the simulation against published measurements."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,5 +70,5 @@ def command(
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
 
 
-def _chosen(cases: list[Case], only: str | None) -> list[Case]:
+def _chosen(cases: "list[Case]", only: str | None) -> "list[Case]":
     return [case for case in cases if only is None or only in case.name or only in case.group]

@@ -1,7 +1,5 @@
 """Hooks that pytest calls, and fixtures. Imported with every pytest: torch and the bench come with a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any

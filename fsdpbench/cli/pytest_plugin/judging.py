@@ -4,8 +4,6 @@ A bound is the most of a figure, of those that get worse as they fall the least.
 with what shaped a step instead of a sweep's space; each test has files of its own, so workers do not meet.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

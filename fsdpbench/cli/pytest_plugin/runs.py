@@ -1,7 +1,5 @@
 """Functions and scripts of a test on ranks in processes of their own, and what came of them."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -1,7 +1,5 @@
 """`fsdpbench completion`, and the values that the shell proposes for an option."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -1,7 +1,5 @@
 """Options that several commands share: where to run, and one flag a setting."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests for sweeps, checked and completed: targets, systems, values of settings, rules, sample size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fsdpbench run --script`: the configuration that it asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +29,7 @@ script_options = grouped(
 """`--script` and its options; the script's own arguments come after `--`."""
 
 
-def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> Config | None:
+def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> "Config | None":
     """Return the configuration of `--script` or `--module`, None without them. Raises `UsageError`."""
     path, module = options.get("script"), options.get("module")
     if path is None and module is None:
@@ -57,7 +55,7 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> C
     return _config(source, options)
 
 
-def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
+def _config(source: ScriptSource, options: Mapping[str, Any]) -> "Config":
     from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement
     from fsdpbench.sweep.planning import simulated_nodes  # needs the models: only when a script runs
 
@@ -118,7 +116,7 @@ def _refuse(options: Mapping[str, Any], names: tuple[str, ...], why: str) -> Non
             raise UsageError(f"{flag} {why}{hint}")
 
 
-def config_asked_for(options: Mapping[str, Any], assignments: tuple[str, ...]) -> Config | None:
+def config_asked_for(options: Mapping[str, Any], assignments: tuple[str, ...]) -> "Config | None":
     """Return the configuration that --model, --hf-config or --script names, None without them.
 
     It is one of torch's FSDP2 where no system is named: what users measured and what failed for them.

@@ -1,7 +1,5 @@
 """Lines below the figures of `fsdpbench run`: ranks, decisions, files, data races, buffers, a soak."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Progress of a sweep on stderr: a live table on a terminal, one plain line an event otherwise."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence

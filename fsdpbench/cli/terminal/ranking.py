@@ -1,7 +1,5 @@
 """The end of a sweep on a terminal: the verdict in three lines, the best rows, failures, the report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Where there is no room, the least important figures go first; then the settings 
 column, `changed`, which says what a row has unlike most others. No figure is ever cut.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence

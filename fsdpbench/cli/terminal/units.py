@@ -1,7 +1,5 @@
 """Names and units of figures for people. Results say GPU everywhere; a rank on a CPU has none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

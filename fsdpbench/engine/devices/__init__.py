@@ -1,7 +1,5 @@
 """The three devices: real GPUs, real CPUs, simulated GPUs."""
 
-from __future__ import annotations
-
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.engine.devices.base import Device, Placement
 

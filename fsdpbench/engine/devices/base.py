@@ -3,8 +3,6 @@
 worker ──> Device.open() ─> build, wrap ─> settle() ─> timed_step(...) x n ─> trace(...) ─> close()
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -60,7 +58,7 @@ class Device(Protocol):
     """One kind of device, in one process. Times are in seconds, memory in bytes."""
 
     name: str
-    torch_device: torch.device
+    torch_device: "torch.device"
     tracing_is_free: bool
     """Whether tracing costs a step no time: timed steps are then traced as they run."""
 
@@ -82,11 +80,11 @@ class Device(Protocol):
     def take_memory(self) -> StepMemory | None:
         """Return peaks and counts since the last call; `None` where the device keeps none."""
 
-    def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
+    def trainer(self, model: "torch.nn.Module") -> Callable[[], AbstractContextManager[object]]:
         """Return the context to enter around each microbatch of `model`, which is wrapped: the work that a
         trainer does beside the training loop. Real devices have the loop alone."""
 
-    def capture(self, loop: TrainingLoop) -> None:
+    def capture(self, loop: "TrainingLoop") -> None:
         """Prepare `loop` to be captured in a graph, if the configuration says so."""
 
     def memory_traffic(self, steps: int) -> JsonObject | None:
@@ -96,7 +94,7 @@ class Device(Protocol):
     def trace(self, path: Path) -> AbstractContextManager[Tracer]:
         """Record a Kineto trace into `path` (gzip); the file is whole when the context ends."""
 
-    def loss_value(self, loss: torch.Tensor) -> float | None:
+    def loss_value(self, loss: "torch.Tensor") -> float | None:
         """Return the number in `loss`; `None` where tensors hold no numbers."""
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:

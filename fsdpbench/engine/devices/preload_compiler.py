@@ -4,8 +4,6 @@ The compiler's import takes longer than tracing a block, and the hash of torch's
 disk asks for, as long as training an eager configuration.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import logging

@@ -7,8 +7,6 @@ Ranks start every timed step together (a barrier) and report the slowest one's t
 tracing: both are collectives, and a trace must hold the training's own communication only.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

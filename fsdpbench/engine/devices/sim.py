@@ -1,7 +1,5 @@
 """Simulated GPUs: rank 0 of any cluster in this process, on a clock, network and allocator of our own."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence

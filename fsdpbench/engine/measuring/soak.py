@@ -3,8 +3,6 @@
 Every step ends with a synchronisation, as in a loop that logs its loss. Steps are timed, none is traced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -37,7 +35,7 @@ class ShapedBatches:
     Every rank has the same lengths in a step; seeds differ from batch to batch.
     """
 
-    def __init__(self, make: Callable[[int, int | None, int], Iterator[Batch]], seed: int) -> None:
+    def __init__(self, make: "Callable[[int, int | None, int], Iterator[Batch]]", seed: int) -> None:
         self._make, self._seed = make, seed
         self._made = 0
         self._expected: list[tuple[int, int | None]] = []
@@ -46,10 +44,10 @@ class ShapedBatches:
         """Set the microbatches of the next step."""
         self._expected = list(shape.microbatches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> "Iterator[Batch]":
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> "Batch":
         rows, tokens = self._expected.pop(0)
         self._made += 1
         return next(self._make(rows, tokens, self._seed + self._made))
@@ -85,7 +83,7 @@ class Soak:
             "over_steps": self._columns,
         }
 
-    def run(self, device: SoakDevice, loop: TrainingLoop, batches: ShapedBatches) -> list[float]:
+    def run(self, device: SoakDevice, loop: "TrainingLoop", batches: ShapedBatches) -> list[float]:
         """Run all steps; seconds of the training steps. Raises what a step raises."""
         times = []
         for shape in self._shapes:
@@ -162,7 +160,7 @@ class TrainingLoop:
     system: System
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    batches: Iterator[Batch]
+    batches: "Iterator[Batch]"
     device: torch.device
     on_loss: Callable[[torch.Tensor], None]
     around_microbatch: Callable[[], AbstractContextManager[object]] = nullcontext

@@ -9,8 +9,6 @@ for several steps until its segments fit what the steps need, or continue doing 
 that retry are never called stable, however alike the last ones were: the next one may find other segments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field

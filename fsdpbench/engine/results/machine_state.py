@@ -5,8 +5,6 @@
 Nothing here needs torch: GPUs are asked through `nvidia-smi`, the rest through /proc and /sys.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -7,8 +7,6 @@ A resumed sweep runs a configuration again exactly when its key changed. The pag
 left out of the sources: they change how results are shown, not what they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 A record is written once per outcome of the rank, also before an out-of-memory error unwinds.
 """
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

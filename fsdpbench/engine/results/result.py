@@ -4,8 +4,6 @@ The bench adds what it knows (configuration, status, cause, environment); every 
 files and the ranks' records through `reports`, on every device alike.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass

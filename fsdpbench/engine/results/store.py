@@ -8,8 +8,6 @@ A configuration folder appears whole, by rename, or not at all: work in progress
 The index, `results.sqlite`, has the record's figures in one table, for queries.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -67,7 +65,7 @@ class Store:
         self._lock = FolderLock(folder / _LOCK_FILE)
 
     @classmethod
-    def open_or_create(cls, folder: Path) -> Store:
+    def open_or_create(cls, folder: Path) -> "Store":
         """Raise `UsageError` if something else is in `folder`, `BenchError` if it cannot be written."""
         store = cls(folder)
         try:
@@ -83,7 +81,7 @@ class Store:
         return store
 
     @classmethod
-    def open(cls, folder: Path) -> Store:
+    def open(cls, folder: Path) -> "Store":
         """Return an existing sweep's folder. Raises `UsageError` if it is not one."""
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such run folder")
@@ -289,7 +287,7 @@ def build_index(path: Path, points: Iterable[StoredPoint]) -> None:
     write_whole(path, content)
 
 
-def refresh_index(store: Store) -> None:
+def refresh_index(store: "Store") -> None:
     """Write the index of all in `store`, or print why it cannot be made: the folders are the record."""
     path = store.folder / INDEX_FILE
     try:

@@ -7,8 +7,6 @@ What this machine cannot tell (the network of one GPU, say) stays as the base pr
 under ``estimated`` in the file, so that every report says so.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import statistics

@@ -4,8 +4,6 @@ Each figure is a difference or a slope, so that the loop around it cancels. The 
 separated from the operator around it by a clock on the host: it stays as the base profile has it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -12,8 +12,6 @@ measured on the operators that training steps are full of, at their dtypes; thei
 simulator counts them. The kind's share is the median over its operators.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

@@ -11,8 +11,6 @@ A real GPU and a simulated one answer the same questions. Calibrating a simulate
 profile back, and that is how the calibration is tested where there is no GPU.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -13,8 +13,6 @@ and (n-1)/n for all-gather, reduce-scatter and all-to-all, of which reduce-scatt
 all-to-all alone has no times in place.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -62,7 +60,7 @@ class _Table:
     hosts: dict[int, str] = field(default_factory=dict)
     groups: set[str] = field(default_factory=set)
     columns: list[str] = field(default_factory=list)
-    rows: list[_Row] = field(default_factory=list)
+    rows: "list[_Row]" = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ def _of_text(text: str) -> Iterator[_Table]:
     yield table
 
 
-def _row(line: str, columns: Sequence[str]) -> _Row | None:
+def _row(line: str, columns: Sequence[str]) -> "_Row | None":
     """Return the row that the line is, None where it is another line."""
     words = line.split()
     if not columns or len(words) < len(columns) or not words[0].isdecimal():

@@ -14,8 +14,6 @@ and is reported as such. Inside a node the measured times themselves become curv
 and number of ranks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

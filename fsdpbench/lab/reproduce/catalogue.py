@@ -5,8 +5,6 @@
 figures are of the FSDP paper (arXiv 2304.11277; PVLDB 16:12), of PyTorch 1.11's announcement and of an issue.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

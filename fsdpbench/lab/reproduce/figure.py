@@ -6,8 +6,6 @@ PaperFigure ──┬── Point     one published value, its case, and its pla
               └── Contrast  two of its runs whose traces explain the effect
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

@@ -1,8 +1,6 @@
 """The outcome of a figure: each point published and simulated, the band of other settings, its claims;
 and all of it as JSON values, the file beside the page."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -5,8 +5,6 @@ simulated ones are hollow and dotted; behind them is the band of other settings 
 publication's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

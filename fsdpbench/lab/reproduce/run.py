@@ -1,8 +1,6 @@
 """Runs what figures need, each configuration once, in one folder that can be resumed; and the traces of
 contrasts: where the step goes, and a stretch of it by stream."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ runs (`attention.backward_rate` of its profile), as its ratio to the forward's. 
 memory-bound kernels was fitted to all runs together, and is held out from none.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

@@ -6,8 +6,6 @@ a hundred ranks. So: 16 hosts of that kind. The size of figure 2a is the one tha
 the published time of its first bar; the ratio of the others to it is what is predicted.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ _FP32 = 4
 
 def network_predictions(
     gpus: int = _GPUS, nic_gb_s: float | None = None, efficiency: float | None = None
-) -> list[Prediction]:
+) -> "list[Prediction]":
     """Every point of the figure beside the network model's answer, for `gpus` in all.
 
     `nic_gb_s`: what a node's NICs send together, `efficiency`: the share of it that collectives reach; where
@@ -70,7 +68,7 @@ def network_predictions(
     ]
 
 
-def _prediction(figure: str, what: str, published_ms: float, predicted_ms: float, gpus: int) -> Prediction:
+def _prediction(figure: str, what: str, published_ms: float, predicted_ms: float, gpus: int) -> "Prediction":
     case = Case(
         name=f"all-gather {what}",
         group=f"FSDP paper, Fig {figure}",
@@ -129,7 +127,7 @@ def config_of(case: Case, system: str | None = None, measurement: Measurement = 
 
 def predict(
     cases: Sequence[Case], system: str | None, folder: Path, progress: Progress, jobs: int | None = None
-) -> list[Prediction]:
+) -> "list[Prediction]":
     """Run what `folder` does not hold yet and return every case with its result, in order; one that its
     system cannot do has status `not_applicable`."""
     configs = [config_of(case, system) for case in cases]

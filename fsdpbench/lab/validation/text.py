@@ -1,7 +1,5 @@
 """Predicted beside published: as Markdown, as JSON values, and as one offline page."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence

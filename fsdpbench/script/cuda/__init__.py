@@ -14,8 +14,6 @@ Scripts name their device in many ways; each way has a file here:
 Nothing is undone: the process belongs to the script.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from fsdpbench.sim import Simulation
 
 
-def map_cuda(simulation: Simulation) -> ProfilerRequests:
+def map_cuda(simulation: "Simulation") -> ProfilerRequests:
     """Let "cuda" and "nccl" mean the started simulation; return the script's requests to the profiler."""
     replacements = Replacements()
     local_rank = simulation.rank % simulation.gpus_per_node

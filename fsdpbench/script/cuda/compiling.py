@@ -3,8 +3,6 @@
 Where the script switches it off, as torch has it, the eager program is simulated and the result says so.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

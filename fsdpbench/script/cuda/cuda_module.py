@@ -4,8 +4,6 @@ In place, because torch and libraries hold the module already. What has no meani
 torch has it, and answers that CUDA is not there.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tomllib

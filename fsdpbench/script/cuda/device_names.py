@@ -15,8 +15,6 @@ A rank has one device, `cuda:LOCAL_RANK`, which is the simulation's first; the t
 `torch.device`, so that each name has one meaning. Others may be named, but nothing can be put there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -4,8 +4,6 @@ Groups answer as the script asked for them: `"nccl"` (or nothing at all) is for 
 for the host's, `"cpu:gloo,cuda:nccl"` for both. Asynchronous checkpoints look for that.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -43,7 +41,7 @@ def map_nccl_class() -> None:
         dist.ProcessGroupNCCL = _NcclGroup  # type: ignore[assignment,misc]
 
 
-def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
+def map_distributed(replacements: Replacements, simulation: "Simulation") -> None:
     """Map backends by name, and what starts processes."""
     replacements.add(dist.init_process_group, _init_process_group(dist.init_process_group, simulation))
     replacements.wrap(dist, "new_group", passing_to(_without_backend))
@@ -63,7 +61,7 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION, is_available=lambda tensors: True)
 
 
-def _init_process_group(original: Callable[..., None], simulation: Simulation) -> Callable[..., None]:
+def _init_process_group(original: Callable[..., None], simulation: "Simulation") -> Callable[..., None]:
     @functools.wraps(original)
     def init_process_group(
         backend: str | None = None,

@@ -4,8 +4,6 @@ torch's profiler would measure this process, in real time. The bench traces the 
 the script exports, or has its handler export, is a copy of that trace, written when the run ends.
 """
 
-from __future__ import annotations
-
 import gzip
 import shutil
 from collections.abc import Callable, Iterator
@@ -71,7 +69,7 @@ class SimulatedProfile:
         self._schedule = schedule or (lambda step: ProfilerAction.RECORD)
         self.current_action = self._schedule(0)
 
-    def __enter__(self) -> SimulatedProfile:
+    def __enter__(self) -> "SimulatedProfile":
         self.start()
         return self
 

@@ -3,8 +3,6 @@
 Operators whose shapes depend on data, and send and recv, are refused by the simulated device itself.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import sys
@@ -37,7 +35,7 @@ def _table() -> Any:
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
-def refuse_what_cannot_be_simulated(replacements: Replacements) -> None:
+def refuse_what_cannot_be_simulated(replacements: "Replacements") -> None:
     """Replace what `refusals.toml` lists by something that says so when it is called."""
     for name, way_out in _table()["refused"].items():
         found = _find(name)

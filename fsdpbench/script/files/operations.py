@@ -1,7 +1,5 @@
 """`open`, `os` and `shutil` of a script, through the layer."""
 
-from __future__ import annotations
-
 import _io
 import builtins
 import contextlib

@@ -10,8 +10,6 @@ first bytes say whether it holds arrays; formats of tables, databases and text a
 Symbolic links in the layer are the script's own, and lead to where the script sees what they name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

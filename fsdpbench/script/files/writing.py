@@ -6,8 +6,6 @@ is written in the layer first: at its end it is known whether it holds tensors. 
 the old one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -81,7 +79,7 @@ class Writing:
         self._files.add(file)
         return file
 
-    def ended(self, raw: _Raw, number: int) -> None:
+    def ended(self, raw: "_Raw", number: int) -> None:
         """Decide where a complete file belongs. `number`: the descriptor that it had."""
         path = str(raw.name)
         if self._open.pop(number, None) is None:

@@ -1,7 +1,5 @@
 """The calls of torch that a script makes, with their lines and the arguments that matter."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import inspect
@@ -99,7 +97,7 @@ class Calls:
         finally:
             self._inside = before
 
-    def _note_sharding(self, api: str, module: Any, kwargs: Mapping[str, Any]) -> Wrapped:
+    def _note_sharding(self, api: str, module: Any, kwargs: Mapping[str, Any]) -> "Wrapped":
         place = self.place()
         wrapped = self.wrappers.note(api, module, kwargs, place)
         together = len(module) if isinstance(module, list | tuple) else 1
@@ -230,7 +228,7 @@ class Wrappers:
                 around(kind, name, self._registering)
         around(nn.parallel.DistributedDataParallel, "__init__", self._ddp)
 
-    def note(self, api: str, module: Any, arguments: Mapping[str, Any], place: Place) -> Wrapped:
+    def note(self, api: str, module: Any, arguments: Mapping[str, Any], place: Place) -> "Wrapped":
         """Record that `module` (or several) is about to be wrapped; return the record of the last one."""
         mesh, group = arguments.get("mesh", arguments.get("device_mesh")), arguments.get("process_group")
         if mesh is None and isinstance(group, tuple):
@@ -257,11 +255,11 @@ class Wrappers:
             for parameter, owned in held:
                 (self._owners if owned else self._ignoring)[id(parameter)] = wrapped
 
-    def of(self, identity: int) -> Wrapped | None:
+    def of(self, identity: int) -> "Wrapped | None":
         """Return the wrapper that takes care of the parameter of an identity."""
         return self._owners.get(identity)
 
-    def ignoring(self, identity: int) -> Wrapped | None:
+    def ignoring(self, identity: int) -> "Wrapped | None":
         """Return the wrapper around that parameter that leaves it alone."""
         return self._ignoring.get(identity)
 

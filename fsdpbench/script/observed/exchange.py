@@ -4,8 +4,6 @@ A collective marks the memory that it writes with its ranks, and operators hand 
 to what they write. So the memory of a gradient says, as an optimizer steps, over which ranks it was reduced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

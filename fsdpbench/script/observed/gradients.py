@@ -1,7 +1,5 @@
 """Gradients of optimizers' parameters, missing in every step or never exchanged by some ranks, and why."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping

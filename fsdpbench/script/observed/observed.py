@@ -1,7 +1,5 @@
 """All observations of a script as one record, and habits of it that cost time without need."""
 
-from __future__ import annotations
-
 import contextlib
 import linecache
 import os

@@ -4,8 +4,6 @@ from memory that is not pinned), and for its data loaders.
 FSDP waits too (its rate limiter), and so does a gradient scaler: those waits are not the script's.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """The log of a rank: the collectives that it called, their results on rank 0, and how it ended."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from dataclasses import dataclass, field
@@ -92,7 +90,7 @@ class RankLog:
         write_whole(folder / LOG_NAME, pickle.dumps(self))
 
     @classmethod
-    def read(cls, folder: Path) -> RankLog:
+    def read(cls, folder: Path) -> "RankLog":
         """Read the log in `folder`, of a process of this run. Raise `UnreadableError` if there is none."""
         try:
             found: RankLog = pickle.loads((folder / LOG_NAME).read_bytes())
@@ -157,7 +155,7 @@ class Values:
         write_whole(folder / VALUES_NAME, pickle.dumps((self._by_call, self.placed)))
 
     @classmethod
-    def read(cls, folder: Path) -> Values:
+    def read(cls, folder: Path) -> "Values":
         """Read the values that rank 0 left in `folder`; none if it left none."""
         values = cls()
         path = folder / VALUES_NAME

@@ -10,8 +10,6 @@ no group share no sequence, and neither do two groups of one rank: their calls m
 Inside of `Join` (odd phases) a rank may have fewer calls: it shadows those of the others.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence

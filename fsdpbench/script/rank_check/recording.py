@@ -5,8 +5,6 @@ everywhere, an all-gather into a list the same list of sizes, and each rank send
 differ (splits of an all-to-all) only kind and dtype are compared.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os
@@ -90,7 +88,9 @@ class Recorder:
         groups: all process groups, in the order in which they are made.
     """
 
-    def __init__(self, rank: int, stacks: Stacks, values: Values, groups: Sequence[SimProcessGroup]) -> None:
+    def __init__(
+        self, rank: int, stacks: "Stacks", values: Values, groups: Sequence[SimProcessGroup]
+    ) -> None:
         self.log = RankLog(rank)
         self._all_groups = groups
         self.stacks = stacks
@@ -108,7 +108,7 @@ class Recorder:
         else:
             self._arrivals = Arrivals(overlay, layer_of_rank_0, self.values.placed)
 
-    def _called(self) -> Count:
+    def _called(self) -> "Count":
         return self._of_all, len(self.log.calls)
 
     def install(self) -> None:
@@ -289,12 +289,12 @@ class Arrivals:
         placed: the collectives that rank 0 had called when it wrote a file.
     """
 
-    def __init__(self, overlay: Overlay, root: Path, placed: Mapping[str, Count]) -> None:
+    def __init__(self, overlay: Overlay, root: Path, placed: "Mapping[str, Count]") -> None:
         self._overlay = overlay
         self._root = str(root)
         self._waiting = sorted(self._found(placed).items(), key=lambda item: item[1])
 
-    def arrive(self, count: Count) -> None:
+    def arrive(self, count: "Count") -> None:
         """Link the files that rank 0 had written before it called as much as this rank has called by now."""
         waiting, self._waiting = self._waiting, []  # the thread of a checkpoint calls too
         for path, then in waiting:
@@ -303,7 +303,7 @@ class Arrivals:
             else:
                 self._waiting.append((path, then))
 
-    def _found(self, placed: Mapping[str, Count]) -> dict[str, Count]:
+    def _found(self, placed: "Mapping[str, Count]") -> "dict[str, Count]":
         """Return all files of rank 0's layer. One that came with its folder counts as the folder's first."""
         of_folder: dict[str, Count] = {}
         for path, count in placed.items():

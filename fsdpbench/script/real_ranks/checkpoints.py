@@ -7,8 +7,6 @@
 The files are in the layer of the run; the second run gets a copy of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

@@ -4,8 +4,6 @@
 statistics are 0, batches are loaded in the rank's own process.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import datetime
@@ -73,7 +71,7 @@ class _Stream:
         """Return a time in milliseconds by which scripts may divide."""
         return 1.0
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> "_Stream":
         return self
 
 

@@ -5,8 +5,6 @@ batch more than one of a long batch: the gradient is not that of the mean over a
 weigh its losses as it likes: what multiplies a mean is its weight, and no number of elements.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence

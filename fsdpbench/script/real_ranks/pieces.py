@@ -5,8 +5,6 @@ FSDP2 holds a block of each parameter (a `DTensor`), FSDP1 a stretch of a flat b
 here calls a collective: the script's own order of them must stay as it is.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """One real CPU rank of a script: torchrun's environment, the watch, and the script as `__main__`."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import os
@@ -76,7 +74,7 @@ class Ended:
     place: str = ""
 
     @staticmethod
-    def read(folder: Path, rank: int) -> Ended | None:
+    def read(folder: Path, rank: int) -> "Ended | None":
         """Return what a rank left, None if it left nothing."""
         path = folder / _ENDED.format(rank)
         return torch.load(path, weights_only=False) if path.exists() else None

@@ -5,8 +5,6 @@ after. Steps, batches and sequences get short too. Nothing is shrunk that is sma
 is, a token's row is its number modulo the rows that are left, in embeddings and in losses.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import re

@@ -7,8 +7,6 @@ where the script's loss is divided by a number of all ranks. Units of mixed prec
 dtype: parameters are cast before each forward.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
@@ -366,7 +364,7 @@ class _Unsharded(nn.Module):
     """A module that FSDP1 was to wrap."""
 
     casts_buffers = False
-    _precision: _Precision | None = None
+    _precision: "_Precision | None" = None
 
     def __init__(self, module: nn.Module, *args: Any, mixed_precision: Any = None, **kwargs: Any) -> None:
         super().__init__()
@@ -416,7 +414,7 @@ class _Unsharded(nn.Module):
     set_state_dict_type = register_comm_hook = staticmethod(_nothing)
 
     @staticmethod
-    def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[_Unsharded]:
+    def fsdp_modules(module: nn.Module, root_only: bool = False) -> "list[_Unsharded]":
         """Return the wrapped modules."""
         return [each for each in module.modules() if isinstance(each, _Unsharded)]
 

@@ -1,7 +1,5 @@
 """Watches the steps of a script on a real rank: writes gradients, weights and losses down for comparison."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import hashlib

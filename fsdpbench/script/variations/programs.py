@@ -1,7 +1,5 @@
 """Variations of the program: optimizers, compiled units, prefetching, recomputing, waits and loaders."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """The variations of the units: arguments of `fully_shard` and FSDP1, and other units."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

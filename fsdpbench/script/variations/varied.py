@@ -1,7 +1,5 @@
 """The variations that a configuration names, put in place; and those of batches and of kept tensors."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

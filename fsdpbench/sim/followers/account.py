@@ -8,8 +8,6 @@ A block that holds a parameter, a gradient or an optimizer's state has that cate
 collective's buffer; else that of the allocating place: in forward, an activation of the module that ran.
 """
 
-from __future__ import annotations
-
 import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -44,7 +42,7 @@ class Growth:
         self._settled: dict[_Where, int] = {}
         self._last: dict[_Where, int] = {}
 
-    def step_ended(self, live: Iterable[tuple[int, Place]]) -> None:
+    def step_ended(self, live: "Iterable[tuple[int, Place]]") -> None:
         """End a step; `live`: size and place of every block in use."""
         sums: dict[_Where, int] = {}
         for size, place in live:
@@ -92,7 +90,7 @@ class Category(StrEnum):
     OTHERS = "inputs and others"
 
 
-def category_of(place: Place, *, modules_known: bool) -> Category:
+def category_of(place: "Place", *, modules_known: bool) -> Category:
     """Return the category of a block without a known owner; modules are unknown before the first forward."""
     span = place.span.lower()
     if place.phase is Phase.BUILDING:
@@ -125,7 +123,7 @@ _OF_COLLECTIVES = {
 class MemoryAccount:
     """Account of a simulation from `begin` on; `report` may be called at any time after."""
 
-    def __init__(self, accelerator: Accelerator, line: Lines | None = None) -> None:
+    def __init__(self, accelerator: Accelerator, line: "Lines | None" = None) -> None:
         self._accelerator = accelerator
         self._live: dict[int, tuple[int, Place]] = {}
         self._buffers: dict[int, Category] = {}
@@ -272,7 +270,7 @@ class Places:
     The first optimizer that steps ends the steps. `backward` knows whether backward runs.
     """
 
-    def __init__(self, backward: BackwardStreams, line: Lines | None) -> None:
+    def __init__(self, backward: BackwardStreams, line: "Lines | None") -> None:
         self._backward = backward
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -297,7 +295,7 @@ class Places:
         for hook in self._hooks:
             hook.remove()
 
-    def now(self) -> Place:
+    def now(self) -> "Place":
         """Return the program's place."""
         module = self._modules[-1] if self._modules else OUTSIDE
         return Place(self.step, self.phase, module, self._spans[-1] if self._spans else "", self._line())

@@ -12,8 +12,6 @@ Estimated: a graph's launch costs one kernel's, as for compiled graphs; work ins
 no faster than outside of it; memory is that of the step as it runs by itself.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -117,7 +115,7 @@ class GraphSession:
             "estimated": _ESTIMATE,
         }
 
-    def _judge(self, watch: WatchedStep) -> None:
+    def _judge(self, watch: "WatchedStep") -> None:
         wrong = watch.violation or watch.difference
         if self.captured:
             self._replays += 1

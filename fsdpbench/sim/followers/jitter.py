@@ -15,8 +15,6 @@ share of this rank's computation since the last one (a slow rank delays all grou
 One seed gives one sequence of draws; equal runs are equal to the byte. With it off nothing here is called.
 """
 
-from __future__ import annotations
-
 import random
 from statistics import NormalDist
 

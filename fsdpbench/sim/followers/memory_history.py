@@ -8,8 +8,6 @@ The history holds the allocator's events, allocations and frees with their Pytho
 snapshot have no stack: their ``frames`` are empty.
 """
 
-from __future__ import annotations
-
 import pickle
 import sys
 import traceback
@@ -87,7 +85,7 @@ class MemoryModule(types.ModuleType):
             self._history = MemoryHistory(max_entries, stacks=context in ("all", "alloc"))
             self._accelerator.listen(self._history.add)
 
-    def _snapshot(self, device: Any = None, *args: Any, **kwargs: Any) -> Snapshot:
+    def _snapshot(self, device: Any = None, *args: Any, **kwargs: Any) -> "Snapshot":
         """Return segments and blocks, and the history if one is recorded."""
         self._accelerator.require_started()
         entries = [] if self._history is None else list(self._history.entries)
@@ -117,7 +115,7 @@ class Snapshot(TypedDict):
     allocator_settings: dict[str, object]
 
 
-def take_snapshot(allocator: CachingAllocator, events: Sequence[AllocatorEvent] = ()) -> Snapshot:
+def take_snapshot(allocator: CachingAllocator, events: Sequence[AllocatorEvent] = ()) -> "Snapshot":
     """Return segments and blocks as they are now; `events`, collected by a listener, are the history."""
     return {
         "segments": [_segment(blocks) for blocks in _segments(allocator)],

@@ -5,8 +5,6 @@ them. A chip is found by the name that the driver gives a device; a name with a 
 know is unknown, since variants differ (H100 SXM 989, H100 PCIe 756 TFLOPS in bf16).
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

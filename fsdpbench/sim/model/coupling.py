@@ -13,8 +13,6 @@ nanosecond by which a meeting ends after its last arrival keeps the order of eve
 process is faster. A rank that has nothing to wait for runs on without asking.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -141,7 +139,7 @@ class Member:
     """A rank as the exchange knows it. `next_ns`: no event of it comes before. `waits`: in `hear`;
     `looks`: at values; `over`: meetings that ended since its last answer."""
 
-    connection: Connection
+    connection: "Connection"
     next_ns: int = 0
     waits: bool = False
     looks: tuple[Key, tuple[int, ...]] | None = None

@@ -1,7 +1,5 @@
 """All kernel costs of one accelerator, in integer nanoseconds, with a cache by shape."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -299,7 +297,7 @@ class CpuCosts:
     view_ns: int
 
     @classmethod
-    def of(cls, profile: HardwareProfile) -> CpuCosts:
+    def of(cls, profile: HardwareProfile) -> "CpuCosts":
         """Return the times of a profile."""
         names = [spec.name for spec in dataclasses.fields(cls)]
         return cls(**{name: round(getattr(profile.cpu, f"{name[:-3]}_us") * 1000) for name in names})

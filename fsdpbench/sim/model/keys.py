@@ -5,8 +5,6 @@ more than ten times as far out as any packaged profile is a warning in the resul
 `docs/reference/profile-keys.md` shows the table; tests compare it with the dataclasses and packaged profiles.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 from collections.abc import Container, Iterator, Mapping, Sequence

@@ -18,8 +18,6 @@ taken, as NCCL's own tuner does, but all-gathers and reduce-scatters between nod
 published loss from 128 to 2,048 GPUs is that of a ring with Simple's latency.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Sequence

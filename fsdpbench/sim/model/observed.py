@@ -7,8 +7,6 @@ An allocator's call is observed as one: `TimelineClock` asks the plain `Timeline
 that observers are not notified of those.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from fsdpbench.sim.model.allocator.caching import CachingAllocator

@@ -3,8 +3,6 @@
 Errors of hardware and software profiles begin with the kind and the file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

@@ -4,8 +4,6 @@ Fields have the TOML file's names, units included, so that a figure reads the sa
 Ranges: `fsdpbench.sim.model.keys`; effect on costs: `kernel_costs.py` and `network.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -111,7 +109,7 @@ class AttentionProfile:
     doubt: float = 1.0
     table: ClassVar[str] = "attention"
 
-    def times(self, forward: float, backward: float) -> AttentionProfile:
+    def times(self, forward: float, backward: float) -> "AttentionProfile":
         """Return it with rates that are these shares of its own."""
         rates = self.forward_tflops * forward, self.backward_tflops * backward
         return dataclasses.replace(self, forward_tflops=rates[0], backward_tflops=rates[1])
@@ -136,7 +134,7 @@ class OlderKernels:
     """Kernels before torch 2.11 and CUDA 13, where they differ: flash attention 2 for cuDNN's attention,
     slower weight gradients. Software of that time has `kernels.older`."""
 
-    attention: AttentionProfile
+    attention: "AttentionProfile"
     gemm: OlderProducts
     table: ClassVar[str] = ""
 

@@ -6,8 +6,6 @@
 Software is named, as hardware is; `current` is the installed torch as it is.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

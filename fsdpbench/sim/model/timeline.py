@@ -17,8 +17,6 @@ device does before the CPU's present moment is therefore settled, and `Timeline`
 All times are integer nanoseconds. Equal times are settled in the order of the streams' numbers.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ by start with a stack (they nest, because one simulated CPU thread makes them);
 inside it to the end of the last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,7 +271,7 @@ class EventRecord:
     @classmethod
     def write(
         cls, trace: TraceRecorder, event_id: int, stream: int, start_ns: int, end_ns: int
-    ) -> EventRecord:
+    ) -> "EventRecord":
         """Add the record of event number ``event_id``, which took the CPU from start to end."""
         return cls(event_id, trace_stream(stream), trace.runtime("cudaEventRecord", start_ns, end_ns))
 
@@ -282,7 +280,7 @@ class EventRecord:
 class WaitRecord:
     """Fields in the trace of a stream that waits for an event."""
 
-    event: EventRecord
+    event: "EventRecord"
     launch_start_ns: int
     launch_end_ns: int
 

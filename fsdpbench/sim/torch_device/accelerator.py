@@ -5,8 +5,6 @@ the only global state: `ACCELERATOR` is empty on import and equipped by `Simulat
 registered before, in a process that forks.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable
@@ -137,12 +135,12 @@ class Accelerator:
         forget(self.timeline, observer)
         forget(self.allocator, observer)
 
-    def listen(self, listener: AllocatorListener, completions: bool = True) -> None:
+    def listen(self, listener: "AllocatorListener", completions: bool = True) -> None:
         """Report the allocator's events to `listener` too; with `completions` also when blocks are free."""
         self._listeners[listener] = completions
         self._inform_listeners()
 
-    def stop_listening(self, listener: AllocatorListener | None = None) -> None:
+    def stop_listening(self, listener: "AllocatorListener | None" = None) -> None:
         """Stop reporting to `listener` (None: to all listeners)."""
         if listener is None:
             self._listeners.clear()
@@ -154,7 +152,7 @@ class Accelerator:
         """Set the allocator's one listener; without one it costs nothing."""
         listeners = tuple(self._listeners)
 
-        def tell_all(event: AllocatorEvent) -> None:
+        def tell_all(event: "AllocatorEvent") -> None:
             for listener in listeners:
                 listener(event)
 

@@ -21,8 +21,6 @@ Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp. Simplified: gradien
 the node that produces the last of them, not on that of the node that consumes them.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ counted in full, causal or not). A product in backward with gradients enabled is
 activation checkpointing and is counted separately.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Interfaces of observers of the simulated device's memory: all uses (the sanitizer), or its holders."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 

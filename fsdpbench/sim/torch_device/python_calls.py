@@ -12,8 +12,6 @@ and later ones repeat its counts while they call the same operators:
 A script's first step has no beginning that is known: its third is counted, and its second costs no Python.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

@@ -5,8 +5,6 @@ switches on, and closing what it returns undoes them. Those that change models a
 Differences of torch 1.13 are from the source of 1.13.1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial, wraps

@@ -8,8 +8,6 @@ simulated block when the storage really dies (also if autograd or views held it)
 buffers by `storage.resize_`, which a patch routes here.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 import weakref
@@ -193,8 +191,8 @@ class StorageRecord(weakref.ref):
 
     __slots__ = ("allocator", "block", "choice", "known", "nbytes", "symmetric")
     nbytes: int
-    block: Block | Lent | None
-    allocator: CachingAllocator | Lent
+    block: "Block | Lent | None"
+    allocator: "CachingAllocator | Lent"
     known: Known | None
     choice: Choice | None
     symmetric: bool

@@ -8,8 +8,6 @@ hybrid         over how many ranks one copy is sharded
 wide           all of it together, thousands of points: for `tune`, or with --max-points
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -10,8 +10,6 @@ Conditions are lists that apply only to some points, and combinations that are l
 A match names settings, `system` or `gpus`, each with one value or several; a point matches if all of them do.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A space as TOML says it (`sweep SPACE.toml`, `sweep.toml`, a baseline's own), typed, nothing unknown."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 

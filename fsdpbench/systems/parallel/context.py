@@ -9,8 +9,6 @@ the tail of the sequence, which balances causal attention; the models take posit
 ranks the batch is cut here, and attention is torch's ring over the CPU's kernel (`attention_by_ring`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -9,8 +9,6 @@ All else is data parallelism: FSDP shards the experts over the ranks that hold t
 parameters over all ranks, each on a mesh of its own in one unit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +40,7 @@ def expert_parameters(model: nn.Module) -> set[int]:
 
 
 def placement_of_experts(
-    model: nn.Module, meshes: Meshes, result: Any, sharded: Any, replicated: Any
+    model: nn.Module, meshes: "Meshes", result: Any, sharded: Any, replicated: Any
 ) -> Callable[[Any], Any]:
     """Return a `shard_placement_fn` that places experts on their mesh, and all else on that of `fully_shard`.
 
@@ -155,7 +153,7 @@ class Meshes:
     expert_data: DeviceMesh | None = None
 
 
-def make_meshes(degrees: Degrees, shard: int, device_type: str) -> Meshes:
+def make_meshes(degrees: Degrees, shard: int, device_type: str) -> "Meshes":
     """Make the device meshes; a collective call of all ranks.
 
     `shard`: ranks that share one copy of the (tensor-parallel part of the) model.

@@ -1,7 +1,5 @@
 """Refusals of parallelism, by name, with the remedy."""
 
-from __future__ import annotations
-
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
 from fsdpbench.base.errors import error_text
 from fsdpbench.systems.model_code import slides

@@ -1,8 +1,6 @@
 """Tensor parallelism: a workload's plan as torch's, with the sequence shared out between blocks and the loss
 taken on shares of the vocabulary (Korthikanti et al. 2022, arXiv 2205.05198; the plan of TorchTitan)."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

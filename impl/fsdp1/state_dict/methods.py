@@ -4,8 +4,6 @@ A base class of the wrapper, so that ``FullyShardedDataParallel.optim_state_dict
 The work is in ``recursion.py``, ``state_values.py`` and the ``optim_*.py`` files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache

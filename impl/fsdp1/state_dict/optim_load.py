@@ -4,8 +4,6 @@ Whole tensors need no communication: each rank cuts out its part (``optim_parame
 where only rank 0 has them). Rows move into the shards in one all-to-all for each unit and state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

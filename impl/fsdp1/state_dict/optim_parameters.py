@@ -5,8 +5,6 @@ rank's part of one original, or a parameter that no unit holds. State dicts that
 of the originals.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ first tell each other what there is: one exchange of small objects for all units
 move as its parameters would: gathered for whole values, one all-to-all for rows.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Iterable, Mapping

@@ -13,8 +13,6 @@ So loading whole values needs no gathering: each rank takes its part. What the v
 ``state_values.py``.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast

@@ -4,8 +4,6 @@ Which of them follows torch: a ``DTensor`` if the unit was wrapped with a ``devi
 communication, since every rank knows what the others have.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The values of a unit's parameters in each kind of state dict, and their way back into its shard."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ A simulated configuration has one run, which is exact. A measured one has as man
 the replicate, since steps of one run share what that run happened to get.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

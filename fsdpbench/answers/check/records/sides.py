@@ -4,8 +4,6 @@ A side is a sweep's folder, a configuration's folder in one (its repeated runs w
 `sweep --json` printed, or a baseline.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

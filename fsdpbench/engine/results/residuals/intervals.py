@@ -4,8 +4,6 @@ Derived from what was simulated and from the residuals of published runs (`width
 and changes no figure.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -23,8 +23,6 @@ and Spiegelhalter 2009) the quantile is widened by Student's t over the normal q
 than `_FEW_GROUPS` (memory, networks) the largest residual takes its place.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import functools
@@ -196,7 +194,7 @@ class Width:
         low, high = self.around(1.0)
         return (high - low) / (high + low)
 
-    def with_network(self, share: float, gpus: int, measured: bool = False) -> Width:
+    def with_network(self, share: float, gpus: int, measured: bool = False) -> "Width":
         """Return the width of a time on so many GPUs, of which collectives between nodes are a `share`."""
         network = by_network(0.0 if measured else share, gpus)
         named = (Unknown.UNMEASURED,) if by_network(share, 1) > NAMED and not measured else ()
@@ -237,7 +235,7 @@ def width_of(
     without: str | None = None,
     without_run: str | None = None,
     rows: Sequence[Residual] | None = None,
-) -> Width:
+) -> "Width":
     """Return the width for a prediction with `unknown` parts.
 
     `without` holds a source out, `without_run` a single run.
@@ -256,7 +254,7 @@ def _width(
     compiled: bool,
     without: tuple[str | None, str | None],
     table: tuple[Residual, ...] | None,
-) -> Width:
+) -> "Width":
     source, run = without
     rows = read_table() if table is None else table
     others = [row for row in rows if row.quantity is quantity and row.source != source and row.run != run]

@@ -4,8 +4,6 @@ A figure is fitted where 10 % less of it moves some time by 2 % that the figures
 Equal calls count by their time, and the sum of a figure's calls. Prices are of one GPU, or a world's slowest.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

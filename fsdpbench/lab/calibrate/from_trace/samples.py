@@ -8,8 +8,6 @@ other streams beside their kernels say nothing of a rate. A call is made again o
 overload that takes its inputs. Traces lack types of lists of tensors: measured times decide.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Those of PyTorch's FSDP are in two TOML files beside this folder: `fsdp_paper.to
 `published_runs.toml` the settings of each run and where its values stand.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import tomllib

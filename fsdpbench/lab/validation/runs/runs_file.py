@@ -9,8 +9,6 @@ optional `gpus_per_node` overrides the chip's usual number; memory is in GiB. Wh
 is in `confidence`; where that is not `stated...`, it counts as assumed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -6,8 +6,6 @@ old owner's work may still run.
 - `read_before_ready`: memory that a copy or collective in flight reads or writes is used before its end.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from enum import StrEnum
@@ -89,7 +87,7 @@ class Finding:
 class Findings:
     """All findings, in the order in which they were met."""
 
-    def __init__(self, names: StreamNames) -> None:
+    def __init__(self, names: "StreamNames") -> None:
         self._names = names
         self._found: dict[tuple[Any, ...], Finding] = {}
 

@@ -1,7 +1,5 @@
 """Operations that use memory: their place in the program, and the bytes that each of them uses."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -40,7 +38,7 @@ class Operations:
     `step`: optimizer steps so far. `scopes`: the profiler's open spans. `count`: uses of memory followed.
     """
 
-    def __init__(self, clocks: Clocks, device_memory: DeviceMemory, findings: Findings) -> None:
+    def __init__(self, clocks: Clocks, device_memory: "DeviceMemory", findings: Findings) -> None:
         self.stacks = Stacks()
         self.roles = Roles()
         self.scopes: tuple[str, ...] = ()

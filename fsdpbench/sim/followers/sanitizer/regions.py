@@ -7,8 +7,6 @@ and need not share an element::
     b = buffer[:, 2:4]      | . . x x | . . x x | . . x x |     no byte in common
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

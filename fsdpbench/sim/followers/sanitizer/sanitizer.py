@@ -10,8 +10,6 @@ events, waits and synchronisations between them; without it, some timing on some
 `Simulation.start(…, sanitize=True)` makes one. Otherwise none of it is active.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +37,7 @@ class _Order(Observer):
     follow from this timing alone, and order nothing (`tests/sim/sanitizer/test_order.py`).
     """
 
-    def __init__(self, sanitizer: Sanitizer) -> None:
+    def __init__(self, sanitizer: "Sanitizer") -> None:
         self._clocks = sanitizer.clocks
         self._memory = sanitizer.device_memory
         self._sanitizer = sanitizer

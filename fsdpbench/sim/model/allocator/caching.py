@@ -12,8 +12,6 @@ A port of the *behaviour* of CUDACachingAllocator (torch 2.11 to 2.13), written 
                  └─ an event on each; *active* until a later malloc finds all of them passed
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import deque
 from typing import Any

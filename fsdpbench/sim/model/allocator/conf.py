@@ -1,7 +1,5 @@
 """The allocator's settings, in the format of `PYTORCH_CUDA_ALLOC_CONF`, and the costs of its driver calls."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,7 +74,7 @@ class AllocatorConf:
             raise AllocatorConfError(f"per_process_memory_fraction: {fraction} must be in (0, 1]")
 
     @classmethod
-    def parse(cls, text: str) -> AllocatorConf:
+    def parse(cls, text: str) -> "AllocatorConf":
         """Read ``key:value,key:[a:b,c:d]`` as the environment variable holds it.
 
         Raises `AllocatorConfError` for an unknown key (the nearest is offered) or an impossible value.

@@ -1,7 +1,5 @@
 """The device's memory behind the allocator: effects and costs of cudaMalloc, cudaFree and page mapping."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from fsdpbench.sim.model.allocator.conf import AllocatorCosts

@@ -8,8 +8,6 @@ A request that fits no free block maps more pages behind the last free block ins
 a new segment. So a large free block at the end is never too small, only not yet mapped.
 """
 
-from __future__ import annotations
-
 from fsdpbench.sim.model.allocator import pools
 from fsdpbench.sim.model.allocator.driver import DeviceMemory
 from fsdpbench.sim.model.allocator.stats import AllocatorStats

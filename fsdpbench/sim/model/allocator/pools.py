@@ -1,7 +1,5 @@
 """Blocks and their pools: rounded sizes, splitting, merging, and the choice of cached blocks to release."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
@@ -48,7 +46,7 @@ def segment_size(size: int) -> int:
     return (size + ROUND_LARGE - 1) // ROUND_LARGE * ROUND_LARGE
 
 
-def split_front(block: Block, size: int, pool: BlockPool) -> Block:
+def split_front(block: Block, size: int, pool: "BlockPool") -> Block:
     """Cut the first `size` bytes off `block` and return them as a new block; `block` keeps the rest.
 
     The caller puts the rest into a pool: it knows whether the rest is mapped.
@@ -66,7 +64,7 @@ def split_front(block: Block, size: int, pool: BlockPool) -> Block:
     return front
 
 
-def split_back(block: Block, size: int, pool: BlockPool) -> Block:
+def split_back(block: Block, size: int, pool: "BlockPool") -> Block:
     """Cut everything behind the first `size` bytes off `block` and return it as a new block."""
     back = Block(block.address + size, block.size - size, block.stream, pool)
     back.expandable = block.expandable
@@ -80,7 +78,7 @@ def split_back(block: Block, size: int, pool: BlockPool) -> Block:
     return back
 
 
-def merge(block: Block, neighbour: Block | None, pool: BlockPool) -> int:
+def merge(block: Block, neighbour: Block | None, pool: "BlockPool") -> int:
     """Merge a free neighbour into `block` (in no pool); return the bytes gained, 0 if it cannot be merged.
 
     A neighbour is free if it is unused, has no outstanding event, and is mapped (or not) like `block`.
@@ -166,7 +164,7 @@ class BlockPool:
         return [block for block in self.blocks() if block.stream not in self.kept]
 
 
-def collect_garbage(pool: BlockPool, excess_bytes: int) -> Iterator[Block]:
+def collect_garbage(pool: "BlockPool", excess_bytes: int) -> Iterator[Block]:
     """Yield whole cached segments, oldest ages first, until `excess_bytes` are found.
 
     Each round takes *all* blocks of at least average age, as torch does, so that it is not needed again soon.
@@ -183,7 +181,7 @@ def collect_garbage(pool: BlockPool, excess_bytes: int) -> Iterator[Block]:
 
 
 def oversize_to_release(
-    pool: BlockPool, size: int, stream: int, max_split_bytes: int
+    pool: "BlockPool", size: int, stream: int, max_split_bytes: int
 ) -> tuple[list[Block], bool]:
     """Return cached blocks above `max_split_bytes` that make room for `size` bytes, and whether they suffice.
 

@@ -5,8 +5,6 @@ two decreases a counter only grows, so it is enough to look at it before it fall
 halves the cost of an allocation. Counters that change with segments are rare and kept eagerly in `Stat`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 METRICS = ("current", "peak", "allocated", "freed")

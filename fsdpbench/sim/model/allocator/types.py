@@ -1,7 +1,5 @@
 """Types shared by the allocator and its callers: blocks, the clock, events and the out-of-memory error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -51,7 +49,7 @@ class Block:
         "requested", "size", "stream", "stream_uses",
     )  # fmt: skip
 
-    def __init__(self, address: int, size: int, stream: int, pool: BlockPoolLike) -> None:
+    def __init__(self, address: int, size: int, stream: int, pool: "BlockPoolLike") -> None:
         self.address = address
         self.size = size
         self.requested = 0

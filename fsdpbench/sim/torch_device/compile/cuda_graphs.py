@@ -9,8 +9,6 @@ come from no captured graph are copied first, each time.
                 GPU      [k1][k2][k3]                       GPU         [copies of inputs][k1][k2][k3]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """`torch.compile` of programs on the simulated device, from the first compilation on."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -5,8 +5,6 @@ FlexAttention is one operator, in the place of the template that Inductor would 
 captures have no values here and count as zeros: documents are as long as the sequence.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from math import prod
@@ -136,7 +134,7 @@ class PlanWrapper(PythonWrapperCodegen):
     static: tuple[int, ...] | None = None
 
     @classmethod
-    def capturing(cls, static: tuple[int, ...] | None) -> type[PlanWrapper]:
+    def capturing(cls, static: tuple[int, ...] | None) -> "type[PlanWrapper]":
         """Return the class for a graph that is captured (None: not captured)."""
         return cls if static is None else type(cls.__name__, (cls,), {"static": static})
 
@@ -146,7 +144,7 @@ class PlanWrapper(PythonWrapperCodegen):
         super().__init__()
 
     @classmethod
-    def create(cls, is_subgraph: bool, *about: Any) -> PlanWrapper:
+    def create(cls, is_subgraph: bool, *about: Any) -> "PlanWrapper":
         if is_subgraph:
             raise refused(
                 "a graph with branches or loops of its own (torch.cond, while_loop, invoke_subgraph)"
@@ -239,7 +237,7 @@ class PlanScheduling(TritonScheduling):
     """Inductor's fusion, splitting and naming; a kernel's source is made for its name, and dropped."""
 
     def _emit_kernel_to_wrapper(
-        self, wrapper: PlanWrapper, kernel: Any, src_code: str, kernel_name: str, *about: Any
+        self, wrapper: "PlanWrapper", kernel: Any, src_code: str, kernel_name: str, *about: Any
     ) -> None:
         wrapper.define_kernel(kernel_name, f"plan.kernel({kernel_name!r})", "")
 

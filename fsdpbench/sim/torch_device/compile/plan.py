@@ -1,7 +1,5 @@
 """The plan of one compiled graph: Inductor's fused kernels, and the bytes of each launch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -105,7 +103,7 @@ class Plan:
         """Return the bytes read and written by all kernels, as Inductor counts."""
         return self.extern_bytes + sum(launch.nbytes for launch in self.launches)
 
-    def kernel(self, name: str) -> FusedKernel:
+    def kernel(self, name: str) -> "FusedKernel":
         """Return the kernel that the wrapper calls as `name`."""
         return FusedKernel(self)
 

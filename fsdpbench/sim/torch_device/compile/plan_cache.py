@@ -5,8 +5,6 @@ name in the common temporary folder, which another user may have taken first. In
 itself, and trusts a Python file that is there.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -5,8 +5,6 @@ refuses), and how device guards are written. Fake tensors need no device, so tha
 machine; everything is undone afterwards.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Refusals: constructs that `torch.compile` cannot do on the simulated device, and the compile report."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The handle of a collective."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

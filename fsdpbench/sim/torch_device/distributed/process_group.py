@@ -5,8 +5,6 @@ ranks all are alike: so many bytes of this kind, from these tensors into those. 
 (`call`), or one over a list of tensors (`run_list`).
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

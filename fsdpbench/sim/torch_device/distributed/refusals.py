@@ -3,8 +3,6 @@
 `torch.distributed` itself checks dtypes of lists and members of groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 

@@ -9,8 +9,6 @@ Values: objects and tensors of the host travel. A tensor of the device has none,
 knows are known to the receiver when it waits for them, if they are few.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -45,7 +43,7 @@ Values = list[torch.Tensor | None]
 class StageCalls:
     """The calls of one communicator that other ranks which run make too. `ranks` are its members."""
 
-    def __init__(self, accelerator: Accelerator, ranks: Sequence[int], name: Callable[[], Any]) -> None:
+    def __init__(self, accelerator: "Accelerator", ranks: Sequence[int], name: Callable[[], Any]) -> None:
         self._accelerator = accelerator
         self._ranks = ranks
         self._name = name

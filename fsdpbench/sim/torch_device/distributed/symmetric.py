@@ -8,8 +8,6 @@ of a profile, estimated). NCCL's kernels for symmetric memory, used otherwise, t
 The memory is the caching allocator's: its own pool and the rendezvous cost nothing here.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ memory-efficient kernel for masks, float32 and values of another head size. Flas
 queries directly, the other expanded keys and values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ The lists, those of CUDA, are in `names.toml`. Casts of leaf parameters are
 kept until the outermost autocast context ends, as CUDA's are: once a step, and they cost memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -11,8 +11,6 @@ The rows of one expert are rounded to the nearest number, from 1. A mask that wa
 scores, of tokens) has no share, and operators whose result's length depends on it stay refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple

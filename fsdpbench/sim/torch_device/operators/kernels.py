@@ -7,8 +7,6 @@ Launches of kernels that torch does not know, Triton's for example, are one oper
 Their effect is unknown: they may write all their tensors.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -17,8 +17,6 @@ A value belongs to a storage and is the same for all of its elements; views shar
 their local tensors. Writing anything else into the storage clears it. `assumed`: it is a guess.
 """
 
-from __future__ import annotations
-
 import math
 import operator as python
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ that is a `Plan`. Later calls with the same key only carry the plan out: a train
 its first step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ Each kernel is called with the operator, with the kernel that its shapes alone w
 arguments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import isinf, prod
 from typing import Any

@@ -11,8 +11,6 @@ Results of `detach`, and of `empty_like` of a dense tensor, have that of the arg
 Anything else runs torch's code. The result is the same, only sooner; nothing simulated depends on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 

@@ -4,8 +4,6 @@ Eager code needs little of it: optimizers break graphs that are not traced, hook
 not there. Any other attribute imports the real one, which replaces the stand-in from then on.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.machinery

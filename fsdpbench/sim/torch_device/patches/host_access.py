@@ -3,8 +3,6 @@
 The sanitizer follows such reads: they may come before a copy from the device is done.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -37,8 +37,6 @@ DCP's `_validate_global_plan`                   every rank's plan is this one's,
 ==============================================  ==========================================================
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
@@ -122,7 +120,7 @@ class FastSpan:
         self._sim_start = _OUTSIDE
         self._original: Any = None
 
-    def __enter__(self) -> FastSpan:
+    def __enter__(self) -> "FastSpan":
         self._sim_start = _begin(self.name)
         if self._sim_start == _OUTSIDE and profiler_enabled():
             self._original = self._original_type(self.name)

@@ -4,8 +4,6 @@ An operator is one of: only geometry (free), a matrix product or convolution, at
 Operators without a row are priced by their bytes as well, and reported as unknown, never silently free.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace

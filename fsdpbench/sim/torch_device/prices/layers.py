@@ -3,8 +3,6 @@
 Figures without another source are of one H200 with torch 2.11 (ci/measured/gpu/h200).
 """
 
-from __future__ import annotations
-
 from math import gcd, prod
 
 import torch

@@ -1,7 +1,5 @@
 """Operators limited by memory: priced by the bytes that they must read and write."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

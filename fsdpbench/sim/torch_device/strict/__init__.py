@@ -13,8 +13,6 @@ lets pass. Calls are checked when their plan is made (`plans.py`), so that a rep
 ================ =======================================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

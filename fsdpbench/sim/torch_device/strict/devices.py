@@ -8,8 +8,6 @@ torch has three ways to refuse them on CUDA, and each operator has one:
 * a rule of its own (indices may be the host's).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Callable, Iterator

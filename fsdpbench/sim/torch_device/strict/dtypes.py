@@ -4,8 +4,6 @@ The texts are those of torch's CPU kernels, which are CUDA's where both are comp
 scaled products (`torch._scaled_mm`) of `ScaledBlas.cpp` and, for layouts, the rule for CUDA's fake tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil

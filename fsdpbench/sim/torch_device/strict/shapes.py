@@ -5,8 +5,6 @@ values, except two kinds of indices: those of the host beside a tensor of the de
 came from the host (`known_values.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn

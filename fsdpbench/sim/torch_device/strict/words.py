@@ -1,7 +1,5 @@
 """Texts of torch's errors, names of calls and dtypes in them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
