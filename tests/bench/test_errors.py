@@ -10,6 +10,7 @@ import inspect
 import multiprocessing
 import pickle
 import pkgutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,9 @@ def _own() -> list[type[BaseException]]:
 def _made(kind: type[BaseException]) -> BaseException:
     if isinstance(kind.__init__, type(Exception.__init__)):
         return kind("a text", 3)
-    parameters = list(inspect.signature(kind).parameters.values())
-    return kind(*(VALUES[str(parameter.annotation)] for parameter in parameters))
+    parameters = inspect.signature(kind).parameters.values()
+    names = (inspect.formatannotation(parameter.annotation).strip("'") for parameter in parameters)
+    return kind(*(VALUES[re.sub(r"[\w.]+\.", "", name)] for name in names))
 
 
 def test_exceptions_are_restored(monkeypatch) -> None:

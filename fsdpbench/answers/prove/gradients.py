@@ -103,15 +103,14 @@ class Compared:
 def compare(pair: Pair) -> Compared:
     """Compare both runs step by step, until one has a finding: what follows would only be its consequence.
     Raises `CannotJudgeError` if they trained on different data."""
-    found, steps = Compared(), [_Step(pair, index) for index in range(pair.sharded.steps)]
-    for step in steps:
+    found, every = Compared(), [_Step(pair, index) for index in range(pair.sharded.steps)]
+    for step in every:
         counts = [len(each.losses) for each in step.sharded]
         if len(set(counts)) > 1 and not step.is_ended:
             after = f"after {', '.join(map(str, counts))} backwards, by rank"
             found.add(step, {"": f"ranks step apart: {after}; some skip a step that others take"})
             return found
-    apart = any(len({each.clipped is None for each in step.sharded}) > 1 for step in steps)
-    steps = [step for step in steps if step.reference and not step.is_ended]
+    steps = [step for step in every if step.reference and not step.is_ended]
     if not steps:
         raise CannotJudgeError("the runs with and without sharding have no step in common")
     found.trained = {name for step in steps for name in step.mean}
@@ -144,15 +143,21 @@ def compare(pair: Pair) -> Compared:
         if found.findings:
             step.require_no_vote(found)
             break
-    if apart and not found.findings:
+    if not found.findings:
+        _require_seen(found, every, steps, pair)
+    return found
+
+
+def _require_seen(found: Compared, every: Sequence[_Step], steps: Sequence[_Step], pair: Pair) -> None:
+    """Raise `CannotJudgeError` if `steps`, the compared ones of `every`, do not show the training."""
+    if any(len({each.clipped is None for each in step.sharded}) > 1 for step in every):
         raise CannotJudgeError("ranks take different numbers of steps, as join() lets them")
-    if steps[-1].sharded[0].waits and not (found.findings or pair.sharded.failure):
+    if steps[-1].sharded[0].waits and not pair.sharded.failure:
         raise CannotJudgeError(f"an optimizer takes no step in the first {len(steps)}")
-    if not found.trained and not found.findings:
+    if not found.trained:
         raise CannotJudgeError(
             "no gradient of a parameter was seen in a backward(): torch.func and autograd.grad have none"
         )
-    return found
 
 
 def _add_short_batches(found: Compared, steps: Sequence[_Step]) -> None:

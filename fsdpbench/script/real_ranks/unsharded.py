@@ -22,19 +22,18 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 from torch import nn
-from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 from torch.distributed.nn import functional as differentiable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler
 
-from fsdpbench.base.torch_internals import patch, replace, tree_map_only
+from fsdpbench.base.torch_internals import checkpoint_wrappers, patch, replace, tree_map_only
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.script.interposing import around, replace_checkpoint, replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import keep
-from fsdpbench.script.real_ranks.watching import Watch, carries_gradient, parameters_of
+from fsdpbench.script.real_ranks.watching import Watch, carries_gradient, optimized
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -175,7 +174,7 @@ class Reference(Watch):
         self._loses &= start > 0 and not self._moved
         start = 0 if self._loses and self.count else start  # each step loses some: none was skipped
         self.record.mean, self.record.bound = self._joint_since(start)
-        others = parameters_of(*self._leaders) - parameters_of(self._leading)
+        others = optimized(*self._leaders).keys() - optimized(self._leading)
         out = {name for name, each in self._parameters.items() if id(each) in others}
         whole = self.record.mean, self.record.bound, *self.record.local[start:]
         self.record.mean, self.record.bound, *self.record.local = (
@@ -244,7 +243,7 @@ class Reference(Watch):
                 parameter.grad = self._of_kind(name, given.to(parameter.dtype).reshape(parameter.shape))
 
     def _find(self) -> None:
-        known = self._optimized()
+        known = optimized(*self._optimizers)
         if self._parameters and known.keys() == self._known:
             return
         self._known = known.keys()
@@ -309,7 +308,7 @@ def leave_out_wrappers(casts_buffers: bool) -> None:
     replace_fully_shard(lambda original: _fully_shard)
     patch("replicate", lambda original: _fully_shard)
     replace_checkpoint(_without_recomputing)
-    replace(checkpoint_wrapper, torch_utils_checkpoint=_without_recomputing)
+    replace(checkpoint_wrappers, torch_utils_checkpoint=_without_recomputing)
     for name in ("to_local", "full_tensor"):  # of a DTensor
         setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
 

@@ -173,7 +173,7 @@ class Watch:
 
     def held(self) -> dict[str, Held]:
         """Return this rank's parameters."""
-        return held_parameters(self._optimized(), self._names)
+        return held_parameters(optimized(*self._optimizers), self._names)
 
     def _making(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
@@ -232,7 +232,7 @@ class Watch:
     def _by_hand(self, name: str, *arguments: Any) -> None:
         """Note that the script itself sends tensors; a vote of signs has whole numbers, 8 in a byte."""
         sent = [each.detach() for each in arguments if isinstance(each, torch.Tensor)][-1:]
-        largest = max((each.numel() for each in self._optimized().values()), default=1)
+        largest = max((each.numel() for each in optimized(*self._optimizers).values()), default=1)
         for each in sent:
             self._reduces_by_hand |= name in _REDUCTIONS and each.numel() > 1
             large = 1 < largest <= 8 * each.numel() and not self._depth
@@ -243,10 +243,6 @@ class Watch:
         """Return whether a call is one of the collectives `names` by the script itself, behind a backward."""
         own = name in names and self._own_files.has(caller.f_code.co_filename)
         return own and bool(self.record.losses) and not self._depth
-
-    def _optimized(self) -> dict[int, nn.Parameter]:
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        return {id(parameter): parameter for group in groups for parameter in group["params"]}
 
     def _forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if not torch.is_grad_enabled() or self._depth or not self._optimizers:
@@ -275,7 +271,9 @@ class Watch:
         try:
             first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
             if not self.record.losses and len(self._optimizers) > 1:
-                self._kept = {key for key, each in self._optimized().items() if _has_gradient(each)}
+                self._kept = {
+                    key for key, each in optimized(*self._optimizers).items() if _has_gradient(each)
+                }
             self.record.losses.append(float(first.detach().float().sum()))
             lines = f"{self._own_files.line() or ''} {self._own_files.lines()} {self._since}"
             given = next(iter(args), kwargs.get("grad_tensors"))
@@ -322,7 +320,7 @@ class Watch:
             for name, each in (self.record.held or held).items()
         }
         self.record.clipped = {name: each.gradient for name, each in held.items()}
-        known = self._optimized()
+        known = optimized(*self._optimizers)
         self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
         self.record.reduces, self.record.waits = self._reduces, bool(self._waiting)
@@ -337,7 +335,7 @@ class Watch:
         self._leading = optimizer
         if optimizer not in self._leaders:
             self._leaders.append(optimizer)
-        if len(self._leaders) > 1 and self._kept & parameters_of(optimizer):
+        if len(self._leaders) > 1 and self._kept & optimized(optimizer).keys():
             raise NotComparedError("an optimizer that adds gradients of other optimizers' steps")
 
     def settle(self) -> None:
@@ -371,10 +369,10 @@ def carries_gradient(*args: Any, **kwargs: Any) -> bool:
     return torch.is_grad_enabled() and isinstance(given, torch.Tensor) and given.requires_grad
 
 
-def parameters_of(*optimizers: torch.optim.Optimizer | None) -> set[int]:
-    """Return the identities of optimizers' parameters."""
+def optimized(*optimizers: torch.optim.Optimizer | None) -> dict[int, nn.Parameter]:
+    """Return the optimizers' parameters, by identity."""
     groups = [group for each in optimizers if each is not None for group in each.param_groups]
-    return {id(parameter) for group in groups for parameter in group["params"]}
+    return {id(parameter): parameter for group in groups for parameter in group["params"]}
 
 
 def _has_gradient(parameter: nn.Parameter) -> bool:

@@ -359,14 +359,12 @@ def _patch_autocast() -> None:
 
 
 def _patch_distributed(accelerator: Accelerator) -> None:
-    import torch.nn.parallel.distributed as ddp
-
     patch("verify_param_shape_across_processes", passing_to(_with_ranks_that_are_there))
-    init = ddp.DistributedDataParallel.__init__
-    replace(ddp.DistributedDataParallel, __init__=_without_graphs(init, accelerator))
+    ddp = torch.nn.parallel.DistributedDataParallel
+    join_hook, by_all = ddp.join_hook, {"divide_by_initial_world_size": True}
+    replace(ddp, __init__=_without_graphs(ddp.__init__, accelerator))
     # No rank leaves `Join` early; C++ would wait without end for a work whose part in Python is gone.
-    by_all = property(lambda self: True, lambda self, value: None)
-    ddp.DistributedDataParallel._divide_by_initial_world_size = by_all  # type: ignore[attr-defined]  # an instance's
+    replace(ddp, join_hook=lambda self, **given: join_hook(self, **given | by_all))
     patch_symmetric_memory(accelerator)
     _replace_collectives_of_objects()
     _patch_checkpoint_plans()
