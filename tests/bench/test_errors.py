@@ -29,6 +29,7 @@ VALUES: dict[str, Any] = {
     "Path | str": "a/trace.json",
     "Sequence[str]": ["near", "nearer"],
     "Variation": Variation.BY_UNIT,
+    "Collection[int]": (1, 4),
 }
 """An argument of `__init__` by its annotation."""
 

@@ -34,8 +34,11 @@ class NeedsRanksError(BaseException):
     """Other ranks have to run. Not an `Exception`: scripts shall not catch it."""
 
     def __init__(self, ranks: Collection[int]) -> None:
-        super().__init__(f"ranks {', '.join(map(str, sorted(ranks)))} are needed")
+        super().__init__(ranks)
         self.ranks = frozenset(ranks)
+
+    def __str__(self) -> str:
+        return f"ranks {', '.join(map(str, sorted(self.ranks)))} are needed"
 
 
 class Arrival(NamedTuple):
