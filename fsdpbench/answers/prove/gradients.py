@@ -126,7 +126,7 @@ def compare(pair: Pair) -> Compared:
         steps[0].require_whole_model(found.wrong)
         return found
     found.findings += _wrong_by_itself(steps)
-    found.add(steps[0], {**_equal_shards(steps[0]), **_lost(steps)})
+    found.add(steps[0], _lost(steps))
     _add_short_batches(found, steps)
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
@@ -185,18 +185,6 @@ def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
             break
     if line := next((each.scaled_clip for step in steps for each in step.sharded if each.scaled_clip), ""):
         yield error_text("gradients.scaled_clip"), [""], 0, Wrapping(line)
-
-
-def _equal_shards(step: _Step) -> _Faults:
-    """Return the parameters whose shards begin with the same random numbers on all ranks."""
-    found = []
-    for name in step.held:
-        parts = [rank.held[name].weight for rank in step.sharded if name in rank.held]
-        shard, row = parts[0].values, parts[0].shape[-1:]
-        is_random = shard.numel() > math.prod(row) and len(shard.unique()) > 0.9 * shard.numel()
-        if is_random and len({each.offset for each in parts}) > 1:
-            found += [name] * all(torch.equal(each.values, shard) for each in parts)
-    return dict.fromkeys(found, error_text("gradients.equal_shards"))
 
 
 def _lost(steps: Sequence[_Step]) -> _Faults:
