@@ -1,11 +1,14 @@
 """The record of one rank, as its file holds it: what results are made of."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
+
+import msgspec
 
 from fsdpbench.base.files.documents import converted
 from fsdpbench.base.reading import JsonObject
+from fsdpbench.base.script_report import ScriptReport
 from fsdpbench.reports.result import Status
 
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
@@ -42,7 +45,7 @@ class RankRecord:
     warmup_times_s: list[float] = field(default_factory=list)
     warmup_stable: bool | None = None
     trace: str | None = None
-    script: JsonObject | None = None
+    script: ScriptReport | None = None
     placeholder_decisions: list[JsonObject] | None = None
     redirected_files: JsonObject | None = None
     compiled: bool | None = None
@@ -90,12 +93,13 @@ class RankRecord:
     def to_dict(self) -> JsonObject:
         """Return what the file holds."""
         empty = {name for name in (*OPTIONAL, *_REAL_TIME) if getattr(self, name) is None}
-        return {"schema": 1} | {name: value for name, value in asdict(self).items() if name not in empty}
+        fields: JsonObject = msgspec.to_builtins(self)
+        return {"schema": 1} | {name: value for name, value in fields.items() if name not in empty}
 
     @property
     def optional(self) -> JsonObject:
         """The optional fields that it has, for its result."""
-        return {name: value for name in OPTIONAL if (value := getattr(self, name)) is not None}
+        return {name: value for name, value in self.to_dict().items() if name in OPTIONAL}
 
 
 def _first_finding(found: JsonObject) -> str:

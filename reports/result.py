@@ -22,6 +22,7 @@ from fsdpbench.base.reading import (
     one_line,
     read_bytes,
 )
+from fsdpbench.base.script_report import ObservedScript, ScriptReport
 
 
 class Status(StrEnum):
@@ -299,7 +300,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     late_all_gathers: JsonObject | None = None
     work: JsonObject | None = None
     unknown_operators: JsonObject | None = None
-    script: JsonObject | None = None
+    script: ScriptReport | None = None
     placeholder_decisions: list[PlaceholderDecision] | None = None
     redirected_files: JsonObject | list[str] | None = None
     rank_check: RankComparison | None = None
@@ -358,6 +359,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def message(self) -> str | None:
         """The reason why it has no figures, in a line."""
         return self.cause.words if isinstance(self.cause, Cause) else self.cause
+
+    @property
+    def observed(self) -> ObservedScript | None:
+        """The observations of its script; None of the bench's models and where no step was timed."""
+        return self.script.observed if self.script else None
 
     @property
     def reserved(self) -> float | None:

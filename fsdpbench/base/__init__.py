@@ -1,1 +1,2 @@
-"""The ground of all rooms: errors, numbers, settings, configurations, and files read and written safely."""
+"""The ground of all rooms: errors, numbers, settings, configurations, reports of scripts, and files read and
+written safely."""

@@ -115,7 +115,7 @@ def _note(records: Sequence[RankRecord], folder: Path) -> None:
     )
     if first.script is not None:
         ran = f"{len(records)} ranks ran, as stages of a pipeline"
-        first.script["notes"].append(f"{ran}; reserved at the peak: {each_peak}")
+        first.script.notes.append(f"{ran}; reserved at the peak: {each_peak}")
     found = {_place_of(each): each for record in records for each in record.placeholder_decisions or ()}
     first.placeholder_decisions = list(found.values())
     for each in others:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.nn.utils import rnn
 
+from fsdpbench.base.script_report import NumbersRead
 from fsdpbench.base.torch_internals import DisableTorchFunctionSubclass, find
 from fsdpbench.script.interposing import around
 from fsdpbench.script.numbers import Followed, all_plain, follow_math, followed, holds, plain
@@ -92,12 +93,9 @@ class Decisions:
         key = (self._own_files.whole_name(frame.f_code.co_filename), frame.f_lineno, operation)
         self._reads[key] = self._reads.get(key, 0) + 1
 
-    def reads(self) -> list[dict[str, object]]:
-        """Return the lines that took placeholders to the host, as in `result.json`."""
-        return [
-            {"file": file, "line": line, "operation": operation, "count": count}
-            for (file, line, operation), count in self._reads.items()
-        ]
+    def reads(self) -> list[NumbersRead]:
+        """Return the lines that took placeholders to the host."""
+        return [NumbersRead(*read, count) for read, count in self._reads.items()]
 
     def to_list(self) -> list[dict[str, object]]:
         """Return the decisions as in `result.json`, in the order in which they were taken first."""

@@ -11,6 +11,8 @@ import torch.distributed.fsdp as fsdp
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from fsdpbench.base.script_report import RepeatedBlocks
+
 _WRAPPERS = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod")
 
 
@@ -30,9 +32,9 @@ class Blocks:
     modules: tuple[nn.Module, ...]
     alone: bool
 
-    def to_dict(self) -> dict[str, object]:
-        """Return path, class and count, as in `result.json`."""
-        return {"path": self.path, "class": class_name(self.modules[0]), "count": len(self.modules)}
+    def reported(self) -> RepeatedBlocks:
+        """Return the entry of `result.json`."""
+        return RepeatedBlocks(self.path, class_name(self.modules[0]), len(self.modules))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -15,7 +15,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, cast
@@ -24,6 +23,7 @@ import torch
 
 import fsdpbench
 from fsdpbench.base.configuration.script_source import ScriptSource
+from fsdpbench.base.script_report import Place
 
 _INSTALLED = ("site-packages", "dist-packages")
 PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep
@@ -35,30 +35,6 @@ _PASSES_ON = tuple(
 )
 # Python's library and this project, which may lie below the script's folder too.
 _NOT_THE_SCRIPTS = (_PYTHON, PACKAGE)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A line of a script. An empty `file`: no line of it is known.
-
-    Fields: `file` from the root on; `text` of the line; `span` of the call there: its first and last line,
-    and its columns in bytes; None where Python does not know them.
-    """
-
-    file: str = ""
-    line: int = 0
-    text: str = ""
-    span: tuple[int, ...] | None = None
-
-    @property
-    def short(self) -> str:
-        """Return `train.py:12`, empty for no line."""
-        return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the place as in `result.json`."""
-        found: dict[str, object] = {"file": self.file, "line": self.line, "text": self.text}
-        return found if self.span is None else found | {"span": [*self.span]}
 
 
 class OwnFiles:

@@ -18,11 +18,13 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import msgspec
 import torch
 from torch.nn import init
 
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy
+from fsdpbench.base.script_report import HostMemory, SavedCheckpoint, ScriptReport
 
 # The real one: scripts may need it, and where cuda is mapped it cannot be imported.
 from fsdpbench.base.torch_internals import (
@@ -197,16 +199,17 @@ class _Run:
             assert record.script is not None
             record.loader = self.observed.loaders.to_dict(steps.count)
             kind = steps.flops[-1].main_type if steps.flops else None
-            observed = {**self.observed.to_dict(steps.count), "computes_in": kind}
             step_ns = 1e9 * median(steps.step_times_s) * max(1, steps.count)
             unknown = self.simulation.accelerator.unknown_ns
-            record.script["unknown_share"] = {name: ns / step_ns for name, ns in sorted(unknown.items())}
-            record.script |= {"observed": observed, "numbers_read": self.decisions.reads()}
-            record.script["peaks"] = self.peaks.of_phases(steps.count)
-            ahead, workers = self.observed.loaders.held_ahead()
-            host = {"bytes": self.host.bytes, "when": self.host.when, "ahead": ahead, "workers": workers}
-            record.script["host_peak"] = host
-            record.script["saved"] = self.saves.largest()
+            record.script = msgspec.structs.replace(
+                record.script,
+                unknown_share={name: ns / step_ns for name, ns in sorted(unknown.items())},
+                observed=self.observed.reported(steps.count, kind),
+                numbers_read=self.decisions.reads(),
+                peaks=self.peaks.of_phases(steps.count),
+                host_peak=HostMemory(self.host.bytes, self.host.when, *self.observed.loaders.held_ahead()),
+                saved=self.saves.largest(),
+            )
             if steps.traced_times_s:
                 record.trace = f"{steps.trace_path.parent.name}/{steps.trace_path.name}"
                 self.requests.copy(steps.trace_path)  # to where the script's profilers export
@@ -298,11 +301,11 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
         }
         kind = steps.flops[-1].main_type
         record.peak_flops = None if kind is None else device.peak_flops(kind)
-    record.script = {
-        "steps": steps.count - ("slow_link_step" in steps.work),
-        "flops": "matrix products, attention and convolutions, counted as they were launched",
-        "notes": steps.notes + compile_notes(record.compilation or {}),
-    }
+    record.script = ScriptReport(
+        steps=steps.count - ("slow_link_step" in steps.work),
+        flops="matrix products, attention and convolutions, counted as they were launched",
+        notes=steps.notes + compile_notes(record.compilation or {}),
+    )
 
 
 def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
@@ -380,16 +383,12 @@ class Saves:
         self._bytes[self._steps.count] += nbytes
         self._tensors[self._steps.count] += 1
 
-    def largest(self) -> dict[str, int | bool] | None:
-        """Return the bytes and tensors written after the step that wrote most; None without checkpoints."""
+    def largest(self) -> SavedCheckpoint | None:
+        """Return what was written after the step that wrote most; None without checkpoints."""
         if not self._bytes:
             return None
         step = max(self._bytes, key=self._bytes.__getitem__)
-        return {
-            "bytes": self._bytes[step],
-            "tensors": self._tensors[step],
-            "is_sharded": step in self._sharded,
-        }
+        return SavedCheckpoint(self._bytes[step], self._tensors[step], step in self._sharded)
 
 
 class Peaks:

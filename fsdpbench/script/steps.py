@@ -24,9 +24,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fsdpbench.base.configuration.config import Measurement
+from fsdpbench.base.script_report import Place
 from fsdpbench.engine.devices.base import StepMemory
 from fsdpbench.script.interposing import around
-from fsdpbench.script.own_files import OwnFiles, Place
+from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.sim import SimulatedTrace, Simulation
 from fsdpbench.sim.model.timeline import Marker
 from fsdpbench.sim.torch_device.flops import Flops

@@ -118,7 +118,8 @@ class Trial:
     @property
     def untrained(self) -> int:
         """Parameters of a script's optimizers that have no gradient in any step."""
-        return int(self.result.stored("script.observed.gradients.without") or 0)
+        seen = self.result.observed
+        return seen.gradients.without if seen else 0
 
     @property
     def took_s(self) -> float:

@@ -2,16 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fsdpbench.answers.advise.by_unit import by_unit
-from fsdpbench.answers.advise.candidates import Candidate, Kind, candidates, place_of
+from fsdpbench.answers.advise.candidates import Candidate, Kind, candidates
 from fsdpbench.answers.advise.edits import Edit, NoDiffError, diff_of
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.reports.pages.ranking import Paired, cost_of, pair
-from fsdpbench.reports.result import Result
+from fsdpbench.reports.result import Measured, Result
 from fsdpbench.sweep.trials import Trial, expected, simulate
 
 _WORTH_SAYING = 0.03
@@ -67,13 +66,13 @@ class Advice:
 
 def advise_script(
     config: Config,
-    result: Mapping[str, Any],
+    result: Result,
     jobs: int,
     tell: Callable[[str], None],
     kinds: Sequence[Kind] = tuple(Kind),
 ) -> Advice:
     """Advice of some kinds on a script that ran as `config`. Raises `BenchError` if nothing can start."""
-    base = Trial(config, Result.of(result))
+    base = Trial(config, result)
     bound = _bound(result)
     found = [_bounded(each, bound) for each in candidates(result) if each.kind in kinds]
     asked_for = [each for each in found if each.variation and each.most is None]
@@ -102,8 +101,8 @@ def fitting_mix(
 ) -> Tried | None:
     """Return the fastest mix of blocks with which a script that runs out of memory fits; None: none does.
     Its gain is over `roomy`, the script with more memory. Raises `BenchError`."""
-    result = roomy.result.to_dict()
-    if config.script is None or as_it_is.fits or not (result.get("script") or {}).get("observed"):
+    result = roomy.result
+    if config.script is None or as_it_is.fits or result.observed is None:
         return None
     alike = _varied(config, "", steady=_is_steady(result))
     found = next(by_unit(alike, result, as_it_is, {}, _simulating(jobs, tell)), None)
@@ -143,20 +142,20 @@ def _varied(config: Config, variation: str, *, steady: bool) -> Config:
     )
 
 
-def _is_steady(result: Mapping[str, Any]) -> bool:
-    measured = result.get("measured") or {}
-    timed, warmup = measured.get("step_times_s") or [], measured.get("warmup_times_s") or []
-    times = [*warmup, *timed]
-    return len(timed) > 1 and max(times) <= (1 + _SAME) * min(times) and not result["alloc_retries_per_step"]
+def _is_steady(result: Result) -> bool:
+    measured = result.measured or Measured()
+    times = [*measured.warmup_times_s, *measured.step_times_s]
+    alike = len(measured.step_times_s) > 1 and max(times) <= (1 + _SAME) * min(times)
+    return alike and not result.alloc_retries_per_step
 
 
-def _bound(result: Mapping[str, Any]) -> float | None:
+def _bound(result: Result) -> float | None:
     """Return the most that could be gained if the device always computed; None where no trace says."""
-    parts, step = result.get("time_s"), result.get("traced_step_time_s")
+    parts, step = result.time_s, result.traced_step_time_s
     if not parts or not step:
         return None
-    waiting = (parts["exposed_communication"] + parts["idle"]) / step
-    return float(waiting / (1 - waiting)) if waiting < 1 else None
+    waiting = (parts.exposed_communication + parts.idle) / step
+    return waiting / (1 - waiting) if waiting < 1 else None
 
 
 def _bounded(candidate: Candidate, bound: float | None) -> Candidate:
@@ -227,13 +226,12 @@ def _is_same(tried: Tried, base: Trial) -> bool:
     return abs(tried.gain or 0.0) < _SAME and memory <= _SAME * (base.reserved or 0)
 
 
-def _loader(result: Mapping[str, Any], base: Trial) -> tuple[str, ...]:
+def _loader(result: Result, base: Trial) -> tuple[str, ...]:
     """Return the variations of the loader: as it is, and with as many workers as it would need."""
-    seen: Mapping[str, Any] = (result.get("script") or {}).get("observed") or {}
-    batches, loaders = (result.get("bench") or {}).get("loader"), seen.get("loaders")
-    if not batches or not loaders or not base.step_time_s:
+    seen, batches = result.observed, result.bench and result.bench.loader
+    if not batches or seen is None or not seen.loaders or not base.step_time_s:
         return ()
-    workers = loaders[0]["num_workers"]
+    workers = seen.loaders[0].num_workers
     a_step = batches["seconds"] * batches["batches"] / max(workers, 1)
     if a_step < _STARVING * base.step_time_s:
         return ()
@@ -242,13 +240,12 @@ def _loader(result: Mapping[str, Any], base: Trial) -> tuple[str, ...]:
     return f"loader-time={batches['seconds']:.6f}/{workers}", f"loader-time={batches['seconds']:.6f}/{needed}"
 
 
-def _starving(
-    result: Mapping[str, Any], base: Trial, trials: Sequence[Trial], variations: Sequence[str]
-) -> list[Tried]:
+def _starving(result: Result, base: Trial, trials: Sequence[Trial], variations: Sequence[str]) -> list[Tried]:
     """Return the loader, where a step takes longer with what it really takes than without."""
-    if len(trials) < 2 or not all(trial.step_time_s for trial in trials):
+    seen, batches = result.observed, result.bench and result.bench.loader
+    if len(trials) < 2 or not all(trial.step_time_s for trial in trials) or not batches or seen is None:
         return []
-    batches, loader = result["bench"]["loader"], result["script"]["observed"]["loaders"][0]
+    loader = seen.loaders[0]
     slow, better = (trial.step_time_s or 0.0 for trial in trials)
     if slow < (1 + _STARVING) * better:
         return []
@@ -256,10 +253,10 @@ def _starving(
     candidate = Candidate(
         variations[1],
         Kind.FAULT,
-        place_of(loader),
+        loader.short,
         f"the loader starves the GPU: a batch takes it {1e3 * batches['seconds']:,.1f} ms here, and a step "
         f"takes {1e3 * slow:,.1f} ms instead of {1e3 * better:,.1f} ms",
-        f"DataLoader(..., num_workers={workers}{'' if loader['pin_memory'] else ', pin_memory=True'})",
+        f"DataLoader(..., num_workers={workers}{'' if loader.pin_memory else ', pin_memory=True'})",
         tuple(Edit(loader, "keyword", each) for each in (("num_workers", workers), ("pin_memory", "True"))),
     )
     return [Tried(candidate, trials[1], _compared(trials[1], trials[0]))]

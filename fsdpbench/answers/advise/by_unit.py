@@ -5,15 +5,16 @@ The search is that of `tune --per-unit`, and each mix that it tries is a variati
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from fsdpbench.answers.advise.candidates import Candidate, advice, not_recomputed, not_saved, place_of
+from fsdpbench.answers.advise.candidates import Candidate, advice, not_recomputed, not_saved
 from fsdpbench.answers.advise.edits import Edit
 from fsdpbench.answers.tune import front
 from fsdpbench.answers.tune.per_unit import Family, Mix, Search, alike, is_safe
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.configuration.script_source import Variation
+from fsdpbench.base.script_report import ObservedScript
 from fsdpbench.base.settings.values import joined, spread
+from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import Trial
 
 _CHECKPOINT = "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
@@ -37,25 +38,28 @@ class _Blocks(Family):
 
 
 def by_unit(
-    config: Config, result: Mapping[str, Any], base: Trial, trials: Mapping[str, Trial], simulate: _Simulate
+    config: Config, result: Result, base: Trial, trials: Mapping[str, Trial], simulate: _Simulate
 ) -> Iterator[tuple[Candidate, Trial]]:
     """Yield the fastest mix that surely fits, and its trial, where memory limits a script and one is faster
     than it, or it does not fit. `config`: of its variants; `trials`: of its variations."""
-    seen = result["script"]["observed"]
-    calls, blocks, stacks = seen["sharding"], seen["model"].get("blocks"), seen["model"].get("stacks")
+    seen = result.observed
+    if seen is None:
+        return
+    calls, blocks, stacks = seen.sharding, seen.model.blocks, seen.model.stacks
     # These are faster where memory suffices: if one does not fit, it limits the script.
     names = "no-checkpoint", "no-save-on-cpu", "no-offload", "keep"
     tight = [trials[name] for name in names if name in trials]
     limited = base.retries or any(not each.fits or each.risky for each in (base, *tight))
-    if not calls or not (blocks or stacks) or not limited or seen["model"].get("unwrapped_root"):
+    if not calls or not (blocks or stacks) or not limited or seen.model.unwrapped_root:
         return
-    alone = bool(stacks) and max(call.get("together", 1) for call in calls) == 1
-    stacks = stacks or {blocks["path"]: blocks["count"]}
+    alone = bool(stacks) and max(call.together for call in calls) == 1
+    if not stacks and blocks is not None:
+        stacks = {blocks.path: blocks.count}
     kinds = alike(kind for kind, count in enumerate(stacks.values()) for _ in range(count))
-    given = [call["arguments"] for call in calls]
-    free = alone and calls[-1]["api"] == "fully_shard"
+    given = [call.arguments for call in calls]
+    free = alone and not calls[-1].is_fsdp1
     free &= all(each.get("reshard_after_forward") in (None, True, False) for each in given)
-    offloads = alone and not result.get("compiled") and not any(each["offload"] for each in given)
+    offloads = alone and not result.compiled and not any(each.get("offload") for each in given)
     family = _Blocks(config, kinds, len(kinds) if free else 0, offloads, False, (*stacks,))
     ran: list[Trial] = []
 
@@ -78,13 +82,13 @@ def _judged(trial: Trial) -> front.Candidate:
     return front.Candidate(trial.config, *what)
 
 
-def written(seen: Mapping[str, Any], variation: str) -> Candidate:
+def written(seen: ObservedScript, variation: str) -> Candidate:
     """Return the advice to write a variation into the script that was seen."""
     mix, *paths = variation.partition("=")[2].split("@")
     each = [spread(part.replace(",", "+")) for part in mix.split("/")]
     recomputed = [place for place, how in enumerate(each[0]) if how == "full"]
     moved = [place for place, word in enumerate(each[1]) if word == "true"]
-    calls, blocks = seen["sharding"], f"{{0}}.{paths[0]}.children()"
+    calls, blocks = seen.sharding, f"{{0}}.{paths[0]}.children()"
     before, after, imports = [], [], []
     if len(paths) > 1:
         blocks, holder = "blocks_by_unit", "{0}.get_submodule(path)"
@@ -102,13 +106,13 @@ def written(seen: Mapping[str, Any], variation: str) -> Candidate:
         after = [f"for number, block in enumerate({blocks}):\n{body}"]
         words += f", keep {len(each[2]) - resharded} gathered after forward"
     edits = [Edit(calls[-1], "imports", (text,)) for text in imports]
-    spans, saved = [call.get("span") for call in calls], not_saved(seen)
+    spans, saved = [call.span for call in calls], not_saved(seen)
     edits += [*not_recomputed(seen), *(saved or ()), Edit(calls[-1], "beside", (spans, before, after))]
     code = [*imports, "# before the blocks are wrapped, in the place of all other recomputation:", *before]
     code += ["# after the model is wrapped:", *after] if after else []
     said = {"words": words, "code": "\n".join(code).replace("{0}", "model")}
     done = None if saved is None else tuple(edits)
-    return replace(advice("by-unit", place_of(calls[-1]), done, words=said), variation=variation)
+    return replace(advice("by-unit", calls[-1].short, done, words=said), variation=variation)
 
 
 def _of(blocks: str, places: Sequence[int]) -> str:

@@ -2,7 +2,6 @@
 faults of its gradients: they do not exist, some ranks never exchange them, no optimizer uses them."""
 
 import functools
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,16 @@ import msgspec
 
 from fsdpbench.answers.advise.edits import Edit
 from fsdpbench.base.files.documents import table_beside
+from fsdpbench.base.reading import JsonObject
+from fsdpbench.base.script_report import (
+    GradientFinding,
+    GradientReport,
+    ObservedScript,
+    Place,
+    ShardingCall,
+)
 from fsdpbench.base.settings import varied
+from fsdpbench.reports.result import Result
 from fsdpbench.script.variations.programs import OF_CHECKPOINT
 
 _NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
@@ -27,9 +35,7 @@ _EVERY = 100
 """How often a script should log, in steps."""
 _FSDP = "from torch.distributed.fsdp import "
 
-_Seen = Mapping[str, Any]
-_Finding = Mapping[str, Any]
-_Said = tuple[str, tuple[Edit, ...] | None, Mapping[str, Any]]
+_Said = tuple[str, tuple[Edit, ...] | None, Mapping[str, object]]
 """The row of `advice.toml`, edits, and words beside those of the finding."""
 
 
@@ -87,7 +93,7 @@ def advice(
     place: str,
     edits: tuple[Edit, ...] | None = None,
     kind: Kind | None = None,
-    words: Mapping[str, Any] | None = None,
+    words: Mapping[str, object] | None = None,
 ) -> Candidate:
     """Return the candidate of a row, with `words` filled in. Without `edits` the row says why."""
     row, words = _rows()[name], words or {}
@@ -96,37 +102,33 @@ def advice(
     return Candidate(row.variation, kind or row.kind, place, what, write, done, row.changes_work, row.worth)
 
 
-def place_of(call: Mapping[str, Any]) -> str:
-    """`train.py:12`."""
-    return f"{os.path.basename(call['file'])}:{call['line']}" if call.get("file") else ""
-
-
-def gradients(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
-    """Why nothing, or not all, is trained, or each rank by itself."""
-    found = seen.get("gradients") or {}
-    for each in found.get("findings", ()):
+def gradients(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
+    """Yield why nothing, or not all, is trained, or each rank by itself."""
+    found = seen.gradients
+    for each in found.findings:
         kind = Kind.WRONG
-        if each["kind"] == "unheld" or (each["cause"] == "unused" and each["count"] < found["parameters"]):
+        if each.kind == "unheld" or (each.cause == "unused" and each.count < found.parameters):
             kind = Kind.FAULT
-            if each["cause"] and result.get("placeholder_decisions"):
+            if each.cause and result.placeholder_decisions:
                 continue  # the script may have chosen by values that are not there
-        row, edits, words = _CAUSES[each["cause"]](each, seen)
-        yield advice(row, place_of(each), edits, kind, {**each, **words, "matter": _matter(each, found)})
+        row, edits, words = _CAUSES[each.cause](each, seen)
+        words = {**each.as_words(), **words, "matter": _matter(each, found)}
+        yield advice(row, each.short, edits, kind, words)
 
 
-def _matter(each: _Finding, found: Mapping[str, Any]) -> str:
-    of = f"all {each['count']} trainable parameters"
-    if each["count"] < found["parameters"]:
-        listed = _listed(each["names"], each["count"])
-        of = f"{each['count']} of {found['parameters']} trainable parameters ({listed})"
-    if each["kind"] == "unheld":
-        return f"{each['count']} parameters ({_listed(each['names'], each['count'])}) are in no optimizer"
-    if each["kind"] == "without":
+def _matter(each: GradientFinding, found: GradientReport) -> str:
+    of = f"all {each.count} trainable parameters"
+    if each.count < found.parameters:
+        listed = _listed(each.names, each.count)
+        of = f"{each.count} of {found.parameters} trainable parameters ({listed})"
+    if each.kind == "unheld":
+        return f"{each.count} parameters ({_listed(each.names, each.count)}) are in no optimizer"
+    if each.kind == "without":
         return f"{of} have no gradient in any step"
-    if each["kind"] == "late":
+    if each.kind == "late":
         return f"gradients of {of} are not reduced after the last backward of a step, so ranks train apart"
-    if each["ranks"] > 1:
-        return f"gradients of {of} are reduced over {each['ranks']} of the {found['world']} ranks only"
+    if each.ranks > 1:
+        return f"gradients of {of} are reduced over {each.ranks} of the {found.world} ranks only"
     return f"gradients of {of} are exchanged in none of these steps, so each rank trains by itself"
 
 
@@ -134,22 +136,20 @@ def _listed(names: list[str], count: int) -> str:
     return ", ".join(names[:2]) + (", ..." if count > 2 else "")
 
 
-def _off(each: _Finding, seen: Mapping[str, Any]) -> _Said:
-    if each["switch"] == "no_sync":
+def _off(each: GradientFinding, seen: ObservedScript) -> _Said:
+    if each.switch == "no_sync":
         context = Edit(each, "replace", ("contextlib.nullcontext()",))
         return "no_sync", (context, Edit(each, "imports", ("import contextlib",))), {}
-    return "off-late" if each["kind"] == "late" else "off", (Edit(each, "argument", ("True",)),), {}
+    return "off-late" if each.kind == "late" else "off", (Edit(each, "argument", ("True",)),), {}
 
 
-def _group(each: _Finding, seen: Mapping[str, Any]) -> _Said:
-    others = [
-        call for call in seen["sharding"] if call["api"] == each["api"] and place_of(call) != place_of(each)
-    ]
-    group = "mesh" if each["api"] == "fully_shard" else "device_mesh"
-    group, shape = group if each["has_mesh"] else "process_group", each["shape"]
+def _group(each: GradientFinding, seen: ObservedScript) -> _Said:
+    others = [call for call in seen.sharding if call.api == each.api and call.short != each.short]
+    group = "mesh" if each.api == "fully_shard" else "device_mesh"
+    group, shape = group if each.has_mesh else "process_group", each.shape
     edits = tuple(Edit(call, "drop", (group,)) for call in (each, *others))
     words = {"group": group, "ranks": "x".join(map(str, shape))}
-    if each["api"] != "FullyShardedDataParallel" or shape[-1] > 1 or len(shape) == 1:
+    if each.api != "FullyShardedDataParallel" or shape[-1] > 1 or len(shape) == 1:
         return "group", edits, words
     edits += (
         Edit(each, "keyword", ("sharding_strategy", "ShardingStrategy.NO_SHARD")),
@@ -158,17 +158,17 @@ def _group(each: _Finding, seen: Mapping[str, Any]) -> _Said:
     return "group-of-one", edits, words
 
 
-def _ignored(each: _Finding, seen: Mapping[str, Any]) -> _Said:
-    name = each.get("ignored")
+def _ignored(each: GradientFinding, seen: ObservedScript) -> _Said:
+    name = each.ignored
     return ("ignored", (Edit(each, "drop", (name,)),), {}) if name else ("ignored-elsewhere", None, {})
 
 
-_CAUSES: Mapping[str, Callable[[_Finding, Mapping[str, Any]], _Said]] = {
+_CAUSES: Mapping[str, Callable[[GradientFinding, ObservedScript], _Said]] = {
     "off": _off,
     "group": _group,
     "ignored": _ignored,
     "reentrant": lambda each, seen: ("reentrant", (Edit(each, "keyword", ("use_reentrant", "False")),), {}),
-    "replaced": lambda each, seen: ("replaced", (Edit(each, "moved", (each["wrapped_span"],)),), {}),
+    "replaced": lambda each, seen: ("replaced", (Edit(each, "moved", (each.wrapped_span,)),), {}),
     "unused": lambda each, seen: ("unused", None, {}),
     "": lambda each, seen: ("unheld", None, {}),
     "bare": lambda each, seen: ("bare", None, {}),
@@ -179,16 +179,16 @@ _CAUSES: Mapping[str, Callable[[_Finding, Mapping[str, Any]], _Said]] = {
 # Rules for mistakes that no setting changes. Those without a variant to simulate are findings only.
 
 
-def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+def habits(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
     """Yield what is wrong in a script, or costs time for nothing."""
     for name, edit in _HABITS.items():
-        if found := seen.get(name):
-            edits = (Edit(found, *edit),) if edit and found["file"] else None
-            yield advice(name, place_of(found), edits, words=found)
-    if norms := seen.get("norms"):
-        waits: Sequence[_Finding] = seen.get("waits") or ()
-        waiting = any(wait["file"] == norms["file"] and wait["line"] == norms["line"] for wait in waits)
-        yield advice("norms-waiting" if waiting else "norms", place_of(norms), words=norms)
+        found: Place | None = getattr(seen, name)
+        if found is not None:
+            edits = (Edit(found, *edit),) if edit and found.file else None
+            yield advice(name, found.short, edits, words=found.as_words())
+    if norms := seen.norms:
+        waiting = any(wait.file == norms.file and wait.line == norms.line for wait in seen.waits)
+        yield advice("norms-waiting" if waiting else "norms", norms.short, words=norms.as_words())
 
 
 _HABITS: Mapping[str, tuple[Any, ...]] = {
@@ -200,24 +200,18 @@ _HABITS: Mapping[str, tuple[Any, ...]] = {
 """What is seen of each, and the edit that corrects it."""
 
 
-def candidates(result: Mapping[str, Any]) -> list[Candidate]:
+def candidates(result: Result) -> list[Candidate]:
     """Return the changes that may help a script of this result; the starving loader is another question."""
-    seen: _Seen = (result.get("script") or {}).get("observed") or {}
-    if not seen:
-        return []
-    return [candidate for rule in _RULES for candidate in rule(seen, result)]
+    seen = result.observed
+    return [] if seen is None else [candidate for rule in _RULES for candidate in rule(seen, result)]
 
 
-def _is_fsdp1(call: _Seen) -> bool:
-    return bool(call["api"] != "fully_shard")
-
-
-def _each(calls: Sequence[_Seen], do: str, *more: Any) -> tuple[Edit, ...]:
+def _each(calls: Sequence[Place], do: str, *more: Any) -> tuple[Edit, ...]:
     """Return the same edit at every call."""
     return tuple(Edit(call, do, more) for call in calls)
 
 
-def _set(calls: Sequence[_Seen], name: str, value: str, imported: str = "") -> tuple[Edit, ...]:
+def _set(calls: Sequence[Place], name: str, value: str, imported: str = "") -> tuple[Edit, ...]:
     """Return an argument of every call, and the import that its value needs."""
     edits = _each(calls, "keyword", name, value)
     return edits + _each(calls[:1], "imports", f"{_FSDP}{imported}") if imported else edits
@@ -230,32 +224,31 @@ def _written(variation: str, *, is_fsdp1: bool) -> tuple[str, str]:
     return name, value
 
 
-def _waits(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
-    norms = seen.get("norms") or {}  # another rule is about these
-    of_norms = (norms.get("file"), norms.get("line"))
-    waits = [wait for wait in seen["waits"] if (wait["file"], wait["line"]) != of_norms]
-    if seen.get("anomaly"):  # and about these
-        waits = [wait for wait in waits if ".backward(" not in wait["text"]]
+def _waits(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
+    norms = seen.norms or Place()  # another rule is about these
+    waits = [wait for wait in seen.waits if (wait.file, wait.line) != (norms.file, norms.line)]
+    if seen.anomaly:  # and about these
+        waits = [wait for wait in waits if ".backward(" not in wait.text]
     if not waits:
         return
     first = waits[0]
-    others = "".join(f" (also {place_of(each)})" for each in waits[1:2])
-    if first["copies"]:
-        useless = "; non_blocking=True has no effect on it" if "non_blocking=True" in first["text"] else ""
-        pageable = [each for each in seen["loaders"] if not each["pin_memory"]]
+    others = "".join(f" (also {each.short})" for each in waits[1:2])
+    if first.copies:
+        useless = "; non_blocking=True has no effect on it" if "non_blocking=True" in first.text else ""
+        pageable = [each for each in seen.loaders if not each.pin_memory]
         pinned = "pin_memory=True in the DataLoader" if pageable else ".pin_memory() where the tensor is made"
         edits = *_set(pageable, "pin_memory", "True"), Edit(first, "keyword", ("non_blocking", "True"))
         words = {"useless": useless, "pinned": pinned}
-        yield advice("copies", place_of(first), edits if pageable else None, words=words)
+        yield advice("copies", first.short, edits if pageable else None, words=words)
         return
-    called = first.get("called")
-    by = f", called by {place_of(called)}" if called else ""
-    write = _seldom((called or first)["text"])
+    called = first.called
+    by = f", called by {called.short}" if called else ""
+    write = _seldom((called or first).text)
     do = "without" if write.startswith("without: ") else "detached" if ".detach()" in write else "seldom"
     changed = _each([called or first], do, *([_EVERY] if do == "seldom" else []))
     needed = write.startswith(("without what", "only every"))
     words = {"by": by, "others": others, "write": write}
-    yield advice("waits", place_of(first), None if needed else changed, words=words)
+    yield advice("waits", first.short, None if needed else changed, words=words)
 
 
 def _seldom(text: str) -> str:
@@ -278,143 +271,145 @@ def _seldom(text: str) -> str:
     return f"if step % {_EVERY} == 0: {text}"
 
 
-def _units(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
-    model, calls = seen["model"], seen["sharding"]
-    blocks = model.get("blocks")
+def _units(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
+    model, calls, blocks = seen.model, seen.sharding, seen.model.blocks
     if not calls:
         return
-    last, is_fsdp1 = calls[-1], _is_fsdp1(calls[-1])
-    place, path = place_of(last), (blocks or {}).get("path", "")
-    if model.get("unwrapped_root"):
-        count = model["unsharded_parameters"]
+    last, is_fsdp1 = calls[-1], calls[-1].is_fsdp1
+    place, path = last.short, blocks.path if blocks else ""
+    if model.unwrapped_root:
+        count = model.unsharded_parameters
         row, wrapped = ("root-fsdp1", None) if is_fsdp1 else ("root", (Edit(last, "around", (path,)),))
         yield advice(row, place, wrapped, Kind.WRONG if count else None, {"count": count})
         return
-    classes = model.get("unit_classes", {})
-    together = max(call.get("together", 1) for call in calls)
-    fine = blocks and classes.get(blocks["class"], 0) == blocks["count"] and len(classes) == 1
-    fine |= bool(stacks := model.get("stacks")) and model["units"] == 1 + sum(stacks.values())
-    if not blocks or (fine and together <= _PAIR):
+    classes, stacks = model.unit_classes, model.stacks
+    together = max(call.together for call in calls)
+    if blocks is None:
         return
-    alone = model["units"] <= 1
+    fine = classes == {blocks.kind: blocks.count}
+    fine |= bool(stacks) and model.units == 1 + sum(stacks.values())
+    if fine and together <= _PAIR:
+        return
+    alone = model.units <= 1
     row = "blocks-together" if together > _PAIR else "blocks-alone" if alone else "blocks"
-    root = re.search(r"fully_shard\((\w+)", last["text"])
+    root = re.search(r"fully_shard\((\w+)", last.text)
     write = f"before it: for block in {root[1] if root else 'model'}.{path}: fully_shard(block)"
     edits = (*_each(calls[:-1], "without"), Edit(last, "before", (f"for block in {{0}}.{path}: {{like}}",)))
     if is_fsdp1:
-        write = f"auto_wrap_policy=ModuleWrapPolicy({{{blocks['class']}}})"
+        write = f"auto_wrap_policy=ModuleWrapPolicy({{{blocks.kind}}})"
         policy = f"ModuleWrapPolicy({{type(next({{0}}.{path}.children()))}})"
         edits = _set([last], "auto_wrap_policy", policy)
         edits += (Edit(last, "imports", ("from torch.distributed.fsdp.wrap import ModuleWrapPolicy",)),)
-    words = {**model, "classes": ", ".join(classes), **blocks, "together": together, "write": write}
+    words = {"units": model.units, "classes": ", ".join(classes), "count": blocks.count}
+    words |= {"together": together, "write": write}
     yield advice(row, place, edits, Kind.FAULT if alone else None, words)
 
 
-def _checkpointing(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
-    found, place = seen["checkpointing"], place_of(seen["checkpointing"] or {})
-    if found is not None:
-        yield advice("no-checkpoint", place, not_recomputed(seen), words=found)
-    if (saved := seen.get("saved_on_host")) is not None:
-        yield advice("no-save-on-cpu", place_of(saved), not_saved(seen), words=saved)
+def _checkpointing(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
+    if found := seen.checkpointing:
+        yield advice("no-checkpoint", found.short, not_recomputed(seen), words=found.as_words())
+    if saved := seen.saved_on_host:
+        yield advice("no-save-on-cpu", saved.short, not_saved(seen), words=saved.as_words())
 
 
-def not_saved(seen: _Seen) -> tuple[Edit, ...] | None:
+def not_saved(seen: ObservedScript) -> tuple[Edit, ...] | None:
     """Return the edits after which nothing is saved on the host; None where its lines do not say it."""
-    if (found := seen.get("saved_on_host")) is None:
+    if (found := seen.saved_on_host) is None:
         return ()
     edits = (
         Edit(found, "replace", ("contextlib.nullcontext()",)),
         Edit(found, "imports", ("import contextlib",)),
     )
-    return edits if "save_on_cpu(" in found["text"] else None
+    return edits if "save_on_cpu(" in found.text else None
 
 
-def not_recomputed(seen: _Seen) -> tuple[Edit, ...]:
+def not_recomputed(seen: ObservedScript) -> tuple[Edit, ...]:
     """Return the edits after which the script recomputes nothing."""
-    found = seen["checkpointing"]
+    found = seen.checkpointing
     return () if found is None else (Edit(found, "bare", (OF_CHECKPOINT,)),)
 
 
-def _leaves(seen: _Seen) -> list[_Seen]:
+def _leaves(seen: ObservedScript) -> list[ShardingCall]:
     """Return the calls that wrap a part of the model, of one that is wrapped in several."""
-    calls = seen["sharding"]
+    calls = seen.sharding
     return list(calls[:-1] if len(calls) > 1 else calls)
 
 
-def _sharding(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
-    calls = seen["sharding"]
+def _sharding(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
+    calls = seen.sharding
     if not calls:
         return
     call = calls[0]
-    given, place, is_fsdp1 = call["arguments"], place_of(call), _is_fsdp1(call)
-    strategy = given.get("sharding_strategy") or "FULL_SHARD"
-    if offloaded := [each for each in calls if each["arguments"]["offload"]]:
+    given, place, is_fsdp1 = call.arguments, call.short, call.is_fsdp1
+    strategy = str(given.get("sharding_strategy") or "FULL_SHARD")
+    if offloaded := [each for each in calls if each.arguments.get("offload")]:
         offload = "cpu_offload" if is_fsdp1 else "offload_policy"
         edits = (*_each(offloaded, "drop", offload), Edit(offloaded[0], "made_on_device"))
-        yield advice("no-offload", place_of(offloaded[0]), edits, words={"offload": offload})
-    kept = [each for each in calls if each["arguments"].get("reshard_after_forward") is False]
+        yield advice("no-offload", offloaded[0].short, edits, words={"offload": offload})
+    kept = [each for each in calls if each.arguments.get("reshard_after_forward") is False]
     kept = calls if strategy == "SHARD_GRAD_OP" else kept
     name, value = _written("reshard" if kept else "keep", is_fsdp1=is_fsdp1)
     needed = "ShardingStrategy" if is_fsdp1 else ""
-    if kept and result.get("alloc_retries_per_step"):
+    if kept and result.alloc_retries_per_step:
         edits = _set(kept, name, value, needed)
-        yield advice("reshard", place_of(kept[0]), edits, words={"write": f"{name}={value}"})
-    elif not kept and strategy == "FULL_SHARD" and seen["model"].get("units", 0) > 1:
+        yield advice("reshard", kept[0].short, edits, words={"write": f"{name}={value}"})
+    elif not kept and strategy == "FULL_SHARD" and seen.model.units > 1:
         yield advice("keep", place, _set(calls, name, value, needed), words={"write": f"{name}={value}"})
-    yield from _hybrid(calls, result["config"], strategy)
+    yield from _hybrid(calls, result.config or {}, strategy)
     yield from _gathered_types(seen, place, is_fsdp1=is_fsdp1)
 
 
-def _hybrid(calls: Sequence[_Seen], config: _Seen, strategy: str) -> Iterator[Candidate]:
-    each, is_fsdp1 = config.get("gpus_used_per_node") or config["gpus_per_node"], _is_fsdp1(calls[0])
+def _hybrid(calls: Sequence[ShardingCall], config: JsonObject, strategy: str) -> Iterator[Candidate]:
+    each, is_fsdp1 = config.get("gpus_used_per_node") or config["gpus_per_node"], calls[0].is_fsdp1
     nodes = config["gpus"] // each
     if (
         nodes < 2
         or config["gpus"] % each
-        or calls[0]["arguments"]["mesh"] not in (None, 1)
+        or calls[0].arguments.get("mesh") not in (None, 1)
         or strategy != "FULL_SHARD"
     ):
         return
     mesh = f'init_device_mesh("cuda", ({nodes}, {each}), mesh_dim_names=("replicate", "shard"))'
     more = "sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=" if is_fsdp1 else "mesh="
     edits = (
-        Edit(calls[-1], "beside", ([call.get("span") for call in calls], [f"hybrid_mesh = {mesh}"], [])),
+        Edit(calls[-1], "beside", ([call.span for call in calls], [f"hybrid_mesh = {mesh}"], [])),
         *_set(calls, "device_mesh" if is_fsdp1 else "mesh", "hybrid_mesh"),
         Edit(calls[0], "imports", ("from torch.distributed.device_mesh import init_device_mesh",)),
     )
     if is_fsdp1:
         edits += _set(calls, "sharding_strategy", "ShardingStrategy.HYBRID_SHARD", "ShardingStrategy")
-    yield advice("hybrid", place_of(calls[0]), edits, words={"write": more + mesh})
+    yield advice("hybrid", calls[0].short, edits, words={"write": more + mesh})
 
 
-def _gathered_types(seen: _Seen, place: str, *, is_fsdp1: bool) -> Iterator[Candidate]:
-    calls = seen["sharding"]
-    if calls[0]["arguments"].get("param_dtype") not in (None, "None", "torch.float32"):
+def _gathered_types(seen: ObservedScript, place: str, *, is_fsdp1: bool) -> Iterator[Candidate]:
+    calls = seen.sharding
+    if calls[0].arguments.get("param_dtype") not in (None, "None", "torch.float32"):
         return
-    casts = seen["computes_in"] in ("bf16", "fp16") and seen["model"].get("dtype") == "torch.float32"
-    if seen["computes_in"] != "fp32" and not casts:
+    casts = seen.computes_in in ("bf16", "fp16") and seen.model.dtype == "torch.float32"
+    if seen.computes_in != "fp32" and not casts:
         return
     name, policy = _written("bf16", is_fsdp1=is_fsdp1)
     edits = (
         *_set(calls, name, policy, policy.partition("(")[0]),
         Edit(calls[0], "imports", ("import torch",)),
     )
-    yield advice("casts" if casts else "fp32", place, edits, words={**seen, "write": f"{name}={policy}"})
+    words = {"computes_in": seen.computes_in, "write": f"{name}={policy}"}
+    yield advice("casts" if casts else "fp32", place, edits, words=words)
 
 
-def _prefetch(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
-    calls, model = seen["sharding"], seen["model"]
+def _prefetch(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
+    calls, model = seen.sharding, seen.model
     if not calls:
         return
-    call, place, is_fsdp1 = calls[-1], place_of(calls[-1]), _is_fsdp1(calls[-1])
-    given, blocks = call["arguments"], model.get("blocks")
-    of_blocks = bool(blocks) and model["unit_classes"] == {blocks["class"]: blocks["count"]}
-    of_blocks &= call["count"] == 1 and not model.get("unwrapped_root")
-    if given.get("forward_prefetch") or seen["forward_prefetch"]:
-        asked = seen["forward_prefetch"] or call
+    call, place, is_fsdp1 = calls[-1], calls[-1].short, calls[-1].is_fsdp1
+    given, blocks = call.arguments, model.blocks
+    of_blocks = blocks is not None and model.unit_classes == {blocks.kind: blocks.count}
+    of_blocks &= call.count == 1 and not model.unwrapped_root
+    if given.get("forward_prefetch") or seen.forward_prefetch:
+        asked = seen.forward_prefetch or call
         left = _each([asked], *(("drop", "forward_prefetch") if asked is call else ("without",)))
-        yield advice("no-forward-prefetch", place_of(asked), left)
-    elif model.get("units", 0) > 1:
+        yield advice("no-forward-prefetch", asked.short, left)
+    elif model.units > 1:
         late = given.get("backward_prefetch", "BACKWARD_PRE")
         name, value = _written("backward-prefetch", is_fsdp1=True)
         early = _set([call], name, value, "BackwardPrefetch")
@@ -427,38 +422,38 @@ def _prefetch(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
             name, value = _written("prefetch", is_fsdp1=True)
             write, edits = f"{name}={value}", _set([call], name, value)
             edits += early if late != "BACKWARD_PRE" else ()
-        elif of_blocks:
-            text = write.replace("blocks", f"{{0}}.{blocks['path']}")
+        elif of_blocks and blocks is not None:
+            text = write.replace("blocks", f"{{0}}.{blocks.path}")
             edits = Edit(call, "after", (text,)), Edit(call, "imports", ("from itertools import pairwise",))
         yield advice("prefetch", place, edits, words={"write": write})
     if is_fsdp1 and given.get("limit_all_gathers") is False:
         left = _each([call], "drop", "limit_all_gathers")
         yield advice("limit", place, left)
         yield advice("limit-without-effect", place, left)
-    if not is_fsdp1 and blocks and model["unit_classes"].get(blocks["class"]) == blocks["count"]:
+    if not is_fsdp1 and blocks and model.unit_classes.get(blocks.kind) == blocks.count:
         words = {"write": varied("wrap-pairs").fsdp2}
-        yield advice("pairs", place_of(calls[0]), (Edit(calls[0], "pairs"),), words=words)
+        yield advice("pairs", calls[0].short, (Edit(calls[0], "pairs"),), words=words)
 
 
-def _choices(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
-    for made in seen["optimizers"][:1]:
-        if made["has_fused"] and not made["fused"]:
+def _choices(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
+    for made in seen.optimizers[:1]:
+        if made.has_fused and not made.fused:
             edits = (Edit(made, "drop", ("foreach", False)), *_set([made], "fused", "True"))
-            yield advice("fused", place_of(made), edits)
-    batch, loaders = seen["batch"], seen["loaders"]
+            yield advice("fused", made.short, edits)
+    batch, loaders = seen.batch, seen.loaders
     if batch is not None:
-        yield advice("double-batch", "", words={"option": batch["option"], "size": 2 * batch["value"]})
-    elif loaders and loaders[0]["batch_size"]:
+        yield advice("double-batch", "", words={"option": batch.option, "size": 2 * batch.value})
+    elif loaders and loaders[0].batch_size:
         edits = (Edit(loaders[0], "doubled", ("batch_size",)),)
-        words = {"size": 2 * loaders[0]["batch_size"]}
-        yield advice("double-batch-loader", place_of(loaders[0]), edits, words=words)
-    if seen["sharding"] and not result.get("compiled"):
+        doubled = {"size": 2 * loaders[0].batch_size}
+        yield advice("double-batch-loader", loaders[0].short, edits, words=doubled)
+    if seen.sharding and not result.compiled:
         edits = _each(_leaves(seen), "before", "{0}.compile()")
         words = {"write": varied("compile").fsdp2}
-        yield advice("compile", place_of(seen["sharding"][0]), edits, words=words)
+        yield advice("compile", seen.sharding[0].short, edits, words=words)
 
 
-_Rule = Callable[[_Seen, _Seen], Iterator[Candidate]]
+_Rule = Callable[[ObservedScript, Result], Iterator[Candidate]]
 _RULES: tuple[_Rule, ...] = (
     gradients, habits, _waits, _units, _checkpointing, _sharding, _prefetch, _choices,
 )  # fmt: skip

@@ -5,13 +5,14 @@ import ast
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.files.documents import table_beside
+from fsdpbench.base.script_report import Place
 
 _POSITIONS = table_beside(__file__, "positions.toml")
 """Parameters that a call may give by position."""
@@ -148,7 +149,7 @@ class Edit:
     """One change at the call that stands at `place`. `do`: a method of `_Text`; `more`: its arguments. In
     text `{0}` is the call's first argument, `{like}` a like call that wraps `block`."""
 
-    place: Mapping[str, Any]
+    place: Place
     do: str
     more: tuple[Any, ...] = ()
 
@@ -157,11 +158,11 @@ def diff_of(edits: Sequence[Edit], folder: str) -> str:
     """Return the unified diff of all edits, for `patch -p1` in `folder`. Raises `NoDiffError`."""
     texts: dict[str, _Text] = {}
     for edit in edits:
-        file = str(edit.place.get("file") or "")
+        file = edit.place.file
         if not file.startswith(folder + os.sep):
             raise NoDiffError("the call is in no file of the script's own")
         text = texts.setdefault(file, _Text(file))
-        getattr(text, edit.do)(text.node(edit.place.get("span"), edit.place["line"]), *edit.more)
+        getattr(text, edit.do)(text.node(edit.place.span, edit.place.line), *edit.more)
     return "".join(text.diff(os.path.relpath(file, folder)) for file, text in texts.items())
 
 

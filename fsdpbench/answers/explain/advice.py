@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import msgspec
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.configuration.script_source import ScriptSource, Variation
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.script_report import ObservedScript
 from fsdpbench.base.settings import Effect, Settings, all_trades, show_value
 from fsdpbench.engine.results.records import Status
 from fsdpbench.sweep.planning import not_applicable, shards, simulated_nodes, without_absent
@@ -98,7 +99,7 @@ _SHARDED = Change(
 )
 
 
-def changes_for(config: Config, seen: Mapping[str, Any] | None = None) -> list[Change]:
+def changes_for(config: Config, seen: ObservedScript | None = None) -> list[Change]:
     """Return the changes of one setting that `config` and its system allow. `seen`: what a script does."""
     if config.script is not None:
         candidates = [*_of_script(config.script, seen), *_of_machines(config)]
@@ -157,20 +158,20 @@ def _of_machines(config: Config) -> Iterator[Change]:
         )
 
 
-def _of_script(script: ScriptSource, seen: Mapping[str, Any] | None) -> Iterator[Change]:
+def _of_script(script: ScriptSource, seen: ObservedScript | None) -> Iterator[Change]:
     """Yield the changes of one line of a script, its environment or an argument."""
     yield _ALLOCATOR
-    if seen is None or seen["sharding"]:
+    if seen is None or seen.sharding:
         what = "after the blocks are: shards what is in none of them"
         yield _assuming("fully_shard(model, ...)", what, WhatIf(variation="wrap-root"))
     for _, trade in all_trades():
-        is_of = seen is None or not trade.needs or seen[trade.needs]
+        is_of = seen is None or not trade.needs or getattr(seen, trade.needs)
         if trade.variation and trade.memory is Effect.LESS and is_of:
             work = 0.5 if trade.variation == "half-batch" else 1.0
             yield _assuming(trade.script or "", trade.words, WhatIf(variation=trade.variation), work=work)
-    arguments, batch = script.arguments, (seen or {}).get("batch")
+    arguments, batch = script.arguments, seen and seen.batch
     if batch and not any(_BATCH.fullmatch(each.partition("=")[0]) for each in arguments):
-        arguments = (*arguments, batch["option"], str(batch["value"]))
+        arguments = (*arguments, batch.option, str(batch.value))
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         place += 0 if equals else 1
@@ -265,7 +266,7 @@ def _without_growth(
 def _searched(
     config: Config, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> Advice:
-    changes = changes_for(config, roomy.result.stored("script.observed"))
+    changes = changes_for(config, roomy.result.observed)
     tell(f"trying {len(changes)} changes{expected(roomy, len(changes), jobs)}")
     trials = _tried(config, changes, jobs, tell)
     simulated = 2 + len(changes)

@@ -15,6 +15,7 @@ from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.answers.prove.verdict import Part, PartVerdict, judged, shown, unknown
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import spread_ranks
+from fsdpbench.base.script_report import HostMemory
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.store import Store
 from fsdpbench.reports.result import Result
@@ -82,29 +83,29 @@ def _memory(result: Result, config: Config) -> PartVerdict | None:
     if not _is_measured(result) or peak is None:
         return None
     of = f" of {total / _GIB:.1f}" if isinstance(total, int | float) else ""
-    phases = {"in training": int(peak)} | (result.stored("script.peaks") or {})
+    phases = {"in training": int(peak)} | (result.script.peaks if result.script else {})
     when = max(phases, key=lambda each: phases[each])
     said = f"{phases[when] / _GIB:.1f}{of} GiB reserved at the peak, {when}"
-    host = result.stored("script.host_peak") or {"bytes": 0, "ahead": 0, "workers": 0}
-    if host["bytes"] + host["ahead"] > _WORTH_SAYING:
-        own, ahead = host["bytes"] / _GIB, host["ahead"] / _GIB
-        more = f" and {ahead:.1f} GiB of batches ahead" if host["ahead"] > _WORTH_SAYING else ""
+    host = result.script.host_peak if result.script else HostMemory()
+    if host.bytes + host.ahead > _WORTH_SAYING:
+        own, ahead = host.bytes / _GIB, host.ahead / _GIB
+        more = f" and {ahead:.1f} GiB of batches ahead" if host.ahead > _WORTH_SAYING else ""
         node = (own + ahead) * config.ranks_per_node
-        said += f"; {own:.1f} GiB of host tensors on rank 0 {host['when']}{more}, at most {node:.1f} a node"
-    if host["workers"]:
-        said += f"; not counted: what {host['workers']} loader workers a rank copy of their dataset"
+        said += f"; {own:.1f} GiB of host tensors on rank 0 {host.when}{more}, at most {node:.1f} a node"
+    if host.workers:
+        said += f"; not counted: what {host.workers} loader workers a rank copy of their dataset"
     risk = ["the peak fits only within the error of the simulation"] * result.is_risky
     return judged(Part.MEMORY, risk, said, "risky" * result.is_risky)
 
 
 def saving_words(result: Result, config: Config) -> str:
     """Return how long the script's largest checkpoint takes at full size; empty without one of some size."""
-    saved = result.stored("script.saved")
-    if not saved or saved["bytes"] < _WORTH_SAYING:
+    saved = result.script and result.script.saved
+    if not saved or saved.bytes < _WORTH_SAYING:
         return ""
-    nbytes, hardware = saved["bytes"], config.hardware
-    if saved["is_sharded"]:
-        total, tensors = nbytes * config.gpus, saved["tensors"]
+    nbytes, hardware = saved.bytes, config.hardware
+    if saved.is_sharded:
+        total, tensors = nbytes * config.gpus, saved.tensors
         found, what = sharded_checkpoint(total, nbytes, tensors, hardware, config.gpus), "all ranks save"
     else:  # other ranks may write files of their own, which nothing here sees
         found, what = full_checkpoint(nbytes, hardware), "rank 0 saves"
@@ -116,7 +117,7 @@ def saving_words(result: Result, config: Config) -> str:
 def _settings(result: Result, config: Config) -> PartVerdict | None:
     if not result.step_time_s:
         return None
-    found = advise_script(config, result.to_dict(), jobs_for("sim"), lambda line: None, (Kind.NO_EFFECT,))
+    found = advise_script(config, result, jobs_for("sim"), lambda line: None, (Kind.NO_EFFECT,))
     lines = [f"{each.candidate.place}: {each.candidate.what}" for each in found.no_effect]
     return judged(Part.SETTINGS, lines, f"{len(lines) or 'none'} without effect")
 
@@ -140,7 +141,7 @@ def speed(folder: Path, config: Config, baseline: Path, thresholds: Thresholds) 
 
 def unreduced(result: Result) -> Iterator[str]:
     """Yield the gradients that the simulator sees unreduced, at full size."""
-    observed = result.stored("script.observed")
-    for each in gradients(observed, result.to_dict()) if observed else ():
+    observed = result.observed
+    for each in gradients(observed, result) if observed else ():
         if each.kind is Kind.WRONG:
             yield f"{each.place}: {each.what} (simulated, at full size)"

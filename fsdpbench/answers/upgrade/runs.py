@@ -194,8 +194,9 @@ class Upgrade:
 
     def _waits(self) -> list[str]:
         """Return the lines of the script that wait for the GPU more often or less often than before."""
-        found = [run.result.stored("script.observed.waits") or () for run in self.runs]
-        old, new = ({f"{each['file']}:{each['line']}": each["per_step"] for each in waits} for waits in found)
+        both = [run.result.observed for run in self.runs]
+        found = [seen.waits if seen else [] for seen in both]
+        old, new = ({f"{each.file}:{each.line}": each.per_step for each in waits} for waits in found)
         return [
             f"waits for the GPU at {place}: {old.get(place, 0):g} -> {new.get(place, 0):g} a step"
             for place in {**old, **new}

@@ -165,7 +165,7 @@ def _advice(config: Config, result: Result) -> tuple[dict[str, object], str] | N
     if len(result.traces or ()) > 1:
         tell("no advice: variants of a pipeline are not simulated; compare runs with other arguments instead")
         return None
-    found = advise_script(config, result.to_dict(), jobs_for("sim"), tell)
+    found = advise_script(config, result, jobs_for("sim"), tell)
     return {"advice": as_dict(found)}, describe_advice(found)
 
 
@@ -201,12 +201,12 @@ def _with_jitter(config: Config, text: str | None) -> Config:
 
 def _tell_notes(result: Result) -> None:
     """Print notes on the measurement of a script, and the place of its output."""
-    for note in result.stored("script.notes") or ():
+    for note in result.script.notes if result.script else ():
         tell(f"note: {one_line(note)}")
     for line in script_notes(result):
         tell(f"note: {one_line(line)}")
     if unknown := result.unknown_operators:
-        share = result.stored("script.unknown_share") or {}
+        share = result.script.unknown_share if result.script else {}
         named = [f"{name} ({share[name]:.1%} of a step)" if name in share else name for name in unknown]
         tell(one_line(f"note: costed by their bytes alone: {', '.join(named)}"))
     beside = "; its traceback beside it" if result.stored("cause.log") == "stderr.log" else ""

@@ -8,9 +8,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -23,6 +22,7 @@ from fsdpbench.answers.check.text import changes_text
 from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.base.errors import BenchError, UsageError, unknown
 from fsdpbench.base.reading import one_line
+from fsdpbench.base.script_report import ObservedScript, Place
 from fsdpbench.reports.consistency import values_of
 from fsdpbench.reports.figures import FIGURES, Judged, Worse
 from fsdpbench.reports.result import Result
@@ -91,22 +91,22 @@ def over_budget(name: str, result: Result, limits: Mapping[str, float]) -> str:
 def _made_by(result: Result) -> dict[str, tuple[str, str]]:
     """Return what shapes a step: lines that make units, waits and optimizers, with how they do and their
     place (`train.py:12`), and the model's units and dtypes, which have none."""
-    observed = result.stored("script.observed") or {}
-    model = observed.get("model") or {}
-    kinds: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "sharding": lambda each: f"calls={each['count']}, {_words(each['arguments'])}",
-        "waits": lambda each: f"the CPU waits, {each['per_step']:g} a step",
-        "optimizers": lambda each: f"optimizer, fused={each['fused']}",
-    }
+    seen = result.observed or ObservedScript()
+    model = seen.model
+    lines: list[tuple[Place, str]] = [
+        *((each, f"calls={each.count}, {_words(each.arguments)}") for each in seen.sharding),
+        *((each, f"the CPU waits, {each.per_step:g} a step") for each in seen.waits),
+        *((each, f"optimizer, fused={each.fused}") for each in seen.optimizers),
+    ]
     found = {
-        "units": (f"{model.get('units')} ({_words(model.get('unit_classes') or {})})", ""),
-        "parameters": (f"{model.get('dtype')}, computed in {observed.get('computes_in')}", ""),
+        "units": (f"{model.units} ({_words(model.unit_classes)})", ""),
+        "parameters": (f"{model.dtype}, computed in {seen.computes_in}", ""),
     }
-    for each, how in ((each, how) for kind, how in kinds.items() for each in observed.get(kind) or []):
-        name = f"`{one_line(each['text'])}`"
+    for place, how in lines:
+        name = f"`{one_line(place.text)}`"
         while name in found:
             name += " again"
-        found[name] = (how(each), f"{str(each['file']).rpartition('/')[2]}:{each['line']}")
+        found[name] = (how, place.short)
     return found
 
 

@@ -16,6 +16,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
+from fsdpbench.base.script_report import (
+    Argument,
+    BatchOption,
+    LoaderCall,
+    OptimizerCall,
+    Place,
+    RepeatedBlocks,
+    ShardingCall,
+)
 from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
 from fsdpbench.script.interposing import (
     after_parsing,
@@ -25,7 +34,7 @@ from fsdpbench.script.interposing import (
     replace_fully_shard,
 )
 from fsdpbench.script.model_blocks import blocks_of
-from fsdpbench.script.own_files import OwnFiles, Place
+from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _SHARDING = (
@@ -42,31 +51,30 @@ class Sharding:
 
     api: str
     place: Place
-    arguments: dict[str, bool | int | str | None]
+    arguments: dict[str, Argument]
     together: int
     count: int = 1
 
-    def to_dict(self) -> dict[str, object]:
+    def reported(self) -> ShardingCall:
         """Return the entry of `result.json`."""
-        described = {"api": self.api, "file": self.place.file, "line": self.place.line, "span": None}
-        counted = {"count": self.count, "together": self.together, "arguments": self.arguments}
-        return {**described, **self.place.to_dict(), **counted}
+        counts = {"count": self.count, "together": self.together}
+        return ShardingCall.at(self.place, api=self.api, arguments=self.arguments, **counts)
 
 
 class Calls:
-    """A record of the calls, made before the script starts; dictionaries are as in `result.json`."""
+    """A record of the calls, made before the script starts."""
 
     def __init__(self, own_files: OwnFiles) -> None:
         self.sharding: list[Sharding] = []
-        self.optimizers: list[dict[str, object]] = []
-        self.loaders: list[dict[str, object]] = []
+        self.optimizers: list[OptimizerCall] = []
+        self.loaders: list[LoaderCall] = []
         self.first_loader: Place | None = None
         self.checkpointing: Place | None = None
         self.saved_on_host: Place | None = None
-        self.batch: dict[str, object] | None = None
+        self.batch: BatchOption | None = None
         self.prefetching: Place | None = None
-        self.blocks: dict[str, object] | None = None
-        """Path, class and count of the blocks of the last module that was wrapped and has blocks."""
+        self.blocks: RepeatedBlocks | None = None
+        """The blocks of the last module that was wrapped and has blocks."""
         self._own_files = own_files
         self._inside = False
         self.wrappers = Wrappers(self.place)
@@ -103,7 +111,7 @@ class Calls:
         together = len(module) if isinstance(module, list | tuple) else 1
         # Now, since what FSDP1 wraps has other sizes.
         if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
-            self.blocks = found.to_dict()
+            self.blocks = found.reported()
         for call in self.sharding:
             if call.place == place:
                 call.count, call.together = call.count + 1, max(call.together, together)
@@ -115,18 +123,18 @@ class Calls:
         size, place = kwargs.get("batch_size"), self.place()
         self.first_loader = self.first_loader or place
         self.loaders.append(
-            place.to_dict()
-            | {
-                "batch_size": size if type(size) is int else None,
-                "num_workers": int(kwargs.get("num_workers") or 0),
-                "pin_memory": bool(kwargs.get("pin_memory")),
-            }
+            LoaderCall.at(
+                place,
+                batch_size=size if type(size) is int else None,
+                num_workers=int(kwargs.get("num_workers") or 0),
+                pin_memory=bool(kwargs.get("pin_memory")),
+            )
         )
 
     def _optimizer(self, parameters: Any, kwargs: Mapping[str, Any]) -> None:
         defaults = kwargs.get("defaults") or {}
         fused = {"has_fused": "fused" in defaults, "fused": bool(defaults.get("fused"))}
-        self.optimizers.append(self.place().to_dict() | fused)
+        self.optimizers.append(OptimizerCall.at(self.place(), **fused))
 
     def _around_checkpointing(self) -> None:
         original, noting = torch_checkpoint.checkpoint, self._noting("checkpointing")
@@ -146,16 +154,16 @@ class Calls:
     def _parsed(self, parser: argparse.ArgumentParser, found: argparse.Namespace, name: str) -> None:
         options = [action.option_strings for action in parser._actions if action.dest == name]
         flags = [flag for flag in options[0] if flag.startswith("--")] if options else []
-        self.batch = {"option": flags[0] if flags else name, "value": getattr(found, name)}
+        self.batch = BatchOption(flags[0] if flags else name, getattr(found, name))
 
     def _prefetching(self, original: Callable[..., Any], module: Any, modules: Any) -> None:
         self.prefetching = self.prefetching or self.place()
         original(module, modules)
 
 
-def _plain_arguments(kwargs: Mapping[str, Any]) -> dict[str, bool | int | str | None]:
+def _plain_arguments(kwargs: Mapping[str, Any]) -> dict[str, Argument]:
     """Return the arguments that variations change, as plain values."""
-    found: dict[str, bool | int | str | None] = {}
+    found: dict[str, Argument] = {}
     for name in _SHARDING:
         if name in kwargs:
             value = kwargs[name]

@@ -18,10 +18,10 @@ import torch.distributed.fsdp as fsdp
 from torch import nn
 
 import fsdpbench
+from fsdpbench.base.script_report import Place
 from fsdpbench.base.torch_internals import current_graph_task_id, replace
 from fsdpbench.script.interposing import around
 from fsdpbench.script.observed.calls import Wrapped
-from fsdpbench.script.own_files import Place
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.distributed.communicator import Collective
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup

@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,23 +13,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from fsdpbench.base.script_report import GradientCause, GradientFinding, GradientReport, Place
 from fsdpbench.script.interposing import around
 from fsdpbench.script.observed.calls import Wrapped, Wrappers
 from fsdpbench.script.observed.exchange import Exchange, Ranks, Syncs, holds
-from fsdpbench.script.own_files import Place
 from fsdpbench.script.steps import MADE
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _LISTED = 4
-
-
-@dataclass(frozen=True)
-class _Cause:
-    """The cause of a finding: its `kind`, the place of the script, and details for its page."""
-
-    kind: str
-    place: Place
-    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -44,7 +35,7 @@ class _Parameter:
     exchanged: bool = False
     late: bool = True
     ranks: int = 1
-    cause: _Cause | None = None
+    cause: GradientCause | None = None
 
 
 class Gradients:
@@ -162,29 +153,27 @@ class Gradients:
         wrapped = self._wrappers.of(id(parameter))
         off = self._syncs.off(parameter, wrapped)
         if off is not None:
-            seen.cause = _Cause("off", off[0], {"switch": off[1]})
+            seen.cause = GradientCause.at(off[0], cause="off", switch=off[1])
         elif not seen.has_gradient and wrapped is None and id(parameter) in self._wrappers.wrapped_at:
             at = self._wrappers.wrapped_at[id(parameter)]
-            more: dict[str, object] = {
-                "wrapped_at": at.line,
-                "wrapped_span": None if at.span is None else [*at.span],
-            }
-            seen.cause = _Cause("replaced", seen.made, more)
+            wrapped_at = {"wrapped_at": at.line, "wrapped_span": at.span}
+            seen.cause = GradientCause.at(seen.made, cause="replaced", **wrapped_at)
         elif not seen.has_gradient:
             found = [place for known, place in self._reentrant if known is None or holds(known(), parameter)]
-            seen.cause = _Cause("reentrant", found[0]) if found else _Cause("unused", self._stepped)
+            cause, place = ("reentrant", found[0]) if found else ("unused", self._stepped)
+            seen.cause = GradientCause.at(place, cause=cause)
         elif wrapped is None:
             ignoring = self._wrappers.ignoring(id(parameter))
             if ignoring is None:
-                seen.cause = _Cause("bare", self._stepped)
+                seen.cause = GradientCause.at(self._stepped, cause="bare")
             else:
-                seen.cause = _Cause("ignored", ignoring.place, {"ignored": ignoring.ignored_by})
+                by = ignoring.ignored_by
+                seen.cause = GradientCause.at(ignoring.place, cause="ignored", ignored=by)
         elif wrapped.hook is not None:
-            seen.cause = _Cause("hook", wrapped.hook)
+            seen.cause = GradientCause.at(wrapped.hook, cause="hook")
         else:
-            has_mesh = wrapped.mesh is not None
-            more = {"api": wrapped.api, "shape": wrapped.shape, "has_mesh": has_mesh}
-            seen.cause = _Cause("group", wrapped.place, more)
+            group = {"api": wrapped.api, "shape": wrapped.shape, "has_mesh": wrapped.mesh is not None}
+            seen.cause = GradientCause.at(wrapped.place, cause="group", **group)
 
     def _find_unheld(self) -> Iterator[str]:
         """Yield the parameters of wrapped modules that have a gradient and are in no optimizer, where
@@ -198,39 +187,31 @@ class Gradients:
             if parameter.requires_grad and parameter.grad is not None and identity not in self._held:
                 yield self.names.get(identity, "")
 
-    def to_dict(self) -> dict[str, object]:
-        """Return `parameters` of the optimizers, how many are `without` a gradient in any step, and
-        `findings`: parameters that share a cause, by `count`, first `names` and line."""
+    def reported(self) -> GradientReport:
+        """Return the findings: parameters that share a cause."""
         every = list(self._parameters.values())
-        found: dict[Any, list[_Parameter]] = {}
+        found: dict[Any, tuple[GradientCause, list[_Parameter]]] = {}
         for each in every:
-            kind = _kind(each)
-            if kind and each.cause is not None:
-                cause, place = each.cause, each.cause.place
+            kind, cause = _kind(each), each.cause
+            if kind and cause is not None:
                 # Calls that wrap parts of one model have the same group.
-                where = cause.more["shape"] if cause.kind == "group" else (place.file, place.line)
-                found.setdefault((kind, cause.kind, where), []).append(each)
+                where = cause.shape if cause.cause == "group" else (cause.file, cause.line)
+                found.setdefault((kind, cause.cause, where), (cause, []))[1].append(each)
         findings = [
-            {
-                "kind": kind,
-                "cause": cause,
-                "count": len(alike),
-                "names": [each.name for each in alike[:_LISTED]],
-                "ranks": max(each.ranks for each in alike),
-                **(alike[0].cause.place.to_dict() | {**alike[0].cause.more} if alike[0].cause else {}),
-            }
-            for (kind, cause, _), alike in found.items()
+            GradientFinding(
+                **cause.as_words(),
+                kind=kind,
+                count=len(alike),
+                names=[each.name for each in alike[:_LISTED]],
+                ranks=max(each.ranks for each in alike),
+            )
+            for (kind, _, _), (cause, alike) in found.items()
         ]
         if self._unheld:
-            count, names = len(self._unheld), self._unheld[:_LISTED]
-            unheld = {"kind": "unheld", "cause": "", "count": count, "names": names, "ranks": 0}
-            findings.append(unheld | Place().to_dict())
-        return {
-            "parameters": len(every),
-            "without": sum(not each.has_gradient for each in every),
-            "findings": findings,
-            "world": self._world,
-        }
+            names = self._unheld[:_LISTED]
+            findings.append(GradientFinding(kind="unheld", count=len(self._unheld), names=names))
+        without = sum(not each.has_gradient for each in every)
+        return GradientReport(len(every), without, findings, self._world)
 
 
 def _kind(seen: _Parameter) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fsdpbench.base.script_report import Norms, ObservedModel, ObservedScript, Place
 from fsdpbench.script.interposing import around, around_init
 from fsdpbench.script.model_blocks import (
     bare_parameters,
@@ -27,7 +28,7 @@ from fsdpbench.script.observed.calls import Calls
 from fsdpbench.script.observed.exchange import Exchange
 from fsdpbench.script.observed.gradients import Gradients
 from fsdpbench.script.observed.waits import Loaders, Waits
-from fsdpbench.script.own_files import OwnFiles, Place
+from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.sim import Simulation
 
 
@@ -42,7 +43,7 @@ class Observed:
         self.loaders = Loaders(folder, simulation)
         self.waits = waits
         self._own_files = own_files
-        self._model: dict[str, object] | None = None
+        self._model: ObservedModel | None = None
         register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._look_at_loop())
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._look_at_model())
 
@@ -59,45 +60,53 @@ class Observed:
         if frame is not None and self._own_files.has(frame.f_code.co_filename):
             self.waits.loop = frame.f_code
 
-    def _described(self) -> dict[str, object]:
+    def _described(self) -> ObservedModel:
         bare = unwrapped_root()
         wrapped = [
             each.module() for each in self.calls.wrappers.made if each.api != "DistributedDataParallel"
         ]
         model = bare or (wrapped[-1] if wrapped else None)
         if model is None:
-            return {}
-        blocks = None if bare is None else blocks_of(bare)
+            return ObservedModel()
+        blocks = self.calls.blocks
+        if bare is not None:
+            found = blocks_of(bare)
+            blocks = None if found is None else found.reported()
         units = [each for each in model.modules() if is_unit(each)]
         kinds = Counter(class_name(each) for each in units if each is not model)
         dtypes = Counter(parameter.dtype for parameter in model.parameters())
-        return {
-            "class": class_name(model),
-            "blocks": self.calls.blocks if bare is None else blocks and blocks.to_dict(),
-            "stacks": {} if bare is not None else stacks_of(model),
-            "units": len(units),
-            "unit_classes": dict(kinds),
-            "unwrapped_root": bare is not None,
-            "unsharded_parameters": 0 if bare is None else bare_parameters(bare),
-            "dtype": str(dtypes.most_common(1)[0][0]) if dtypes else None,
-        }
+        return ObservedModel(
+            kind=class_name(model),
+            blocks=blocks,
+            stacks={} if bare is not None else stacks_of(model),
+            units=len(units),
+            unit_classes=dict(kinds),
+            unwrapped_root=bare is not None,
+            unsharded_parameters=0 if bare is None else bare_parameters(bare),
+            dtype=str(dtypes.most_common(1)[0][0]) if dtypes else None,
+        )
 
-    def to_dict(self, steps: int) -> dict[str, object]:
-        """Return the observations as in `result.json`, after `steps` steps."""
-        calls = self.calls
-        return {
-            "sharding": [each.to_dict() for each in calls.sharding],
-            "model": self._model or {},
-            "optimizers": calls.optimizers,
-            "loaders": calls.loaders,
-            "checkpointing": calls.checkpointing and calls.checkpointing.to_dict(),
-            "saved_on_host": calls.saved_on_host and calls.saved_on_host.to_dict(),
-            "forward_prefetch": calls.prefetching and calls.prefetching.to_dict(),
-            "batch": calls.batch,
-            "waits": self.waits.to_list(steps),
-            **self.habits.to_dict(steps),
-            "gradients": self.gradients.to_dict(),
-        }
+    def reported(self, steps: int, computes_in: str | None) -> ObservedScript:
+        """Return the observations after `steps` steps, most of whose matrix products are in one dtype."""
+        calls, habits = self.calls, self.habits
+        return ObservedScript(
+            sharding=[each.reported() for each in calls.sharding],
+            model=self._model or ObservedModel(),
+            optimizers=calls.optimizers,
+            loaders=calls.loaders,
+            checkpointing=calls.checkpointing,
+            saved_on_host=calls.saved_on_host,
+            forward_prefetch=calls.prefetching,
+            batch=calls.batch,
+            waits=self.waits.reported(steps),
+            backward_in_autocast=habits.backward_in_autocast,
+            zeroed=habits.zeroed,
+            anomaly=habits.anomaly,
+            launch_blocking=habits.launch_blocking(),
+            norms=habits.norms(steps),
+            gradients=self.gradients.reported(),
+            computes_in=computes_in,
+        )
 
 
 _SEVERAL = 8
@@ -139,7 +148,7 @@ class Habits:
     def _asks_for_anomaly(self, *args: Any, **kwargs: Any) -> None:
         self._asked_for_anomaly = self._place()
 
-    def _one_by_one(self) -> Place | None:
+    def launch_blocking(self) -> Place | None:
         """Return where the script asks for blocking launches; no line where its environment does."""
         if os.environ.get(_BLOCKING) != "1":
             return None
@@ -170,17 +179,11 @@ class Habits:
 
         around(owner, name, noted)
 
-    def to_dict(self, steps: int) -> dict[str, object]:
-        """Return the habits as in `result.json`; `norms`: the line that takes most, and how many a step."""
-        norms = None
-        if self._norms and steps:
-            key, count = self._norms.most_common(1)[0]
-            if count >= _SEVERAL * steps:
-                norms = self._norm_places[key].to_dict() | {"per_step": count / steps}
-        places = {
-            "backward_in_autocast": self.backward_in_autocast,
-            "zeroed": self.zeroed,
-            "anomaly": self.anomaly,
-            "launch_blocking": self._one_by_one(),
-        }
-        return {**{name: place and place.to_dict() for name, place in places.items()}, "norms": norms}
+    def norms(self, steps: int) -> Norms | None:
+        """Return the line that takes most norms, in `steps` steps; None where no line takes several."""
+        if not self._norms or not steps:
+            return None
+        key, count = self._norms.most_common(1)[0]
+        if count < _SEVERAL * steps:
+            return None
+        return Norms.at(self._norm_places[key], per_step=count / steps)

@@ -10,13 +10,15 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import msgspec
 import torch
 
+from fsdpbench.base.script_report import Place, Wait
 from fsdpbench.base.torch_internals import (
     BaseDataLoaderIter,
     IterableDatasetFetcher,
@@ -24,7 +26,7 @@ from fsdpbench.base.torch_internals import (
     tree_leaves,
 )
 from fsdpbench.script.interposing import around
-from fsdpbench.script.own_files import OwnFiles, Place
+from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
@@ -113,35 +115,31 @@ class Waits:
 
     def _place(self, frame: FrameType) -> Place:
         place = self._own_files.place(frame)
-        return replace(place, text=place.text[:_LONGEST])
+        return msgspec.structs.replace(place, text=place.text[:_LONGEST])
 
     def _callers(self, frame: FrameType | None) -> tuple[_Caller, ...]:
         frames = [each for each, _ in traceback.walk_stack(frame)] if frame is not None else []
         own = [each for each in frames if self._own_files.has(each.f_code.co_filename)]
         return tuple((each.f_code, self._place(each)) for each in own[:_MOST_CALLERS])
 
-    def to_list(self, steps: int) -> list[dict[str, object]]:
+    def reported(self, steps: int) -> list[Wait]:
         """Return the lines that wait in every step but the first of the `steps` that ended, longest waits
-        first.
-
-        Of each line its place, `per_step`, `waited_s_per_step` (seconds), whether it `copies` to the device,
-        and the line of the training loop from which it is `called`, where it is in another function.
-        """
+        first."""
         wanted = range(1, steps)
-        found: list[tuple[float, dict[str, object]]] = []
+        found: list[Wait] = []
         for waits in self._places.values():
             if not wanted or waits.place is None or not all(waits.counts.get(step) for step in wanted):
                 continue
             called = next((each for code, each in waits.callers if code is self.loop), None)
-            waited = sum(waits.waited[step] for step in wanted) / len(wanted) / 1e9
-            more = {
-                "per_step": sum(waits.counts[step] for step in wanted) / len(wanted),
-                "waited_s_per_step": waited,
-                "copies": waits.copies_in > 0,
-                "called": called and called.to_dict(),
-            }
-            found.append((waited, waits.place.to_dict() | more))
-        return [each for _, each in sorted(found, key=lambda one: -one[0])]
+            line = Wait.at(
+                waits.place,
+                per_step=sum(waits.counts[step] for step in wanted) / len(wanted),
+                waited_s_per_step=sum(waits.waited[step] for step in wanted) / len(wanted) / 1e9,
+                copies=waits.copies_in > 0,
+                called=called,
+            )
+            found.append(line)
+        return sorted(found, key=lambda each: -each.waited_s_per_step)
 
 
 _FILE = "loader_times"

@@ -14,8 +14,10 @@ import pytest
 from fsdpbench.answers.advise.candidates import Candidate, candidates
 from fsdpbench.answers.advise.edits import NoDiffError, diff_of
 from fsdpbench.base.configuration.config import WhatIf
+from fsdpbench.base.script_report import ObservedScript
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.launch.pool import PointPool
+from fsdpbench.reports.result import Result
 
 _DEADLINE_S = 240.0
 
@@ -42,7 +44,13 @@ class Tried:
 
     @property
     def candidates(self) -> list[Candidate]:
-        return candidates(self.result)
+        return candidates(Result.of(self.result))
+
+    @property
+    def observed(self) -> ObservedScript:
+        found = Result.of(self.result).observed
+        assert found is not None
+        return found
 
     def diff(self, candidate: Candidate) -> str | None:
         """What to change for it; None where no diff can be made."""

@@ -60,7 +60,7 @@ def advised(
         "script": {"observed": SEEN | seen},
         **more,
     }
-    return advise_script(config, result, 1, lambda line: None)
+    return advise_script(config, Result.of(result), 1, lambda line: None)
 
 
 NEAR = {"level": 0.9, "step_time_s": [0.9, 1.1], "apart": 0.05, "peak_memory_bytes": {"reserved": [10, 10]}}
@@ -159,7 +159,7 @@ def test_a_loader_starves_where_a_step_waits_for_it(monkeypatch: pytest.MonkeyPa
         "script": {"observed": SEEN | seen},
         "bench": {"loader": {"seconds": 0.5, "batches": 1.0}},
     }
-    found = advise_script(config, result, 1, lambda line: None)
+    found = advise_script(config, Result.of(result), 1, lambda line: None)
     (first, *_) = found.advice
     assert first.candidate.variation == "loader-time=0.500000/2"
     assert "num_workers=2" in first.candidate.write

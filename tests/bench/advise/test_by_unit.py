@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fsdpbench.answers.advise import advise_script, advisor, fitting_mix
@@ -16,6 +17,7 @@ from fsdpbench.answers.advise.edits import NoDiffError, diff_of
 from fsdpbench.answers.advise.text import describe_fitting, entry
 from fsdpbench.answers.prove.real_runs import run_ranks
 from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.base.script_report import ObservedModel, ObservedScript, Place, RepeatedBlocks, ShardingCall
 from fsdpbench.base.settings.values import spread
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.reports.result import Result
@@ -94,7 +96,7 @@ STYLES = {
 def test_a_patched_script_has_the_figures_of_its_mix(style: str, run: Run) -> None:
     files, variation = {"train.py": text(style)}, STYLES[style]
     plain, varied = run(files), run(files, variation)
-    diff = diff_for(written(plain.result["script"]["observed"], variation), plain.folder)
+    diff = diff_for(written(plain.observed, variation), plain.folder)
     patched = run(files, diff=diff)
     assert patched.figures == pytest.approx(varied.figures, rel=2e-3), diff
     assert patched.figures != pytest.approx(plain.figures, rel=2e-3)
@@ -107,7 +109,7 @@ def test_the_gain_is_that_of_the_patched_script(run: Run) -> None:
     plain = run(files)
     config = script_config({"script": plain.folder / "train.py", "gpus": "8", "hardware": "h100-80gb"}, ())
     assert config is not None
-    advised = advise_script(config, plain.result, 1, lambda line: None).advice
+    advised = advise_script(config, Result.of(plain.result), 1, lambda line: None).advice
     (found,) = (each for each in advised if each.candidate.variation.startswith("by-unit"))
     assert found.gain is not None
     assert found.gain > 0.03
@@ -124,7 +126,7 @@ def test_a_patched_script_has_the_losses_of_the_script_on_real_ranks(
     small = text(style, "8, 128, 64, 4").replace("50304", "128")
     files = {"train.py": small.replace("optimizer = ", f"{_WEIGHTS}optimizer = ")}
     plain = run(files)
-    diff = diff_for(written(plain.result["script"]["observed"], STYLES[style]), plain.folder)
+    diff = diff_for(written(plain.observed, STYLES[style]), plain.folder)
     losses = []
     for each in (plain, run(files, diff=diff)):
         config = script_config({"script": each.folder / "train.py", "gpus": "2"}, ())
@@ -140,9 +142,9 @@ def test_a_patched_script_has_the_losses_of_the_script_on_real_ranks(
 def test_a_framework_that_wraps_gets_code_to_paste(tmp_path: Path) -> None:
     source = "model = build()\ntrainer = Trainer(model)\ntrainer.train(model)\n"
     (tmp_path / "train.py").write_text(source)
-    call = {"file": str(tmp_path / "train.py"), "line": 3, "span": [3, 3, 0, 20], "text": ""}
-    blocks = {"path": "model.layers", "class": "Block", "count": 8}
-    seen = {"sharding": [call], "model": {"blocks": blocks}, "checkpointing": None}
+    call = ShardingCall(str(tmp_path / "train.py"), 3, "", (3, 3, 0, 20))
+    model = ObservedModel(blocks=RepeatedBlocks("model.layers", "Block", 8))
+    seen = ObservedScript(sharding=[call], model=model)
     found = written(seen, f"{RESHARDED}@model.layers")
     with pytest.raises(NoDiffError, match=r"^train\(\) wraps the model"):
         diff_for(found, tmp_path)
@@ -154,15 +156,9 @@ def test_a_framework_that_wraps_gets_code_to_paste(tmp_path: Path) -> None:
 def test_blocks_of_several_lists_are_named_once(tmp_path: Path) -> None:
     source = "fully_shard(model)\nwith save_on_cpu():\n    loss = model(x)\n"
     (tmp_path / "train.py").write_text(source)
-    call = {
-        "file": str(tmp_path / "train.py"),
-        "line": 1,
-        "span": [1, 1, 0, 18],
-        "text": "",
-        "api": "fully_shard",
-    }
-    saved = {**call, "line": 2, "span": [2, 2, 5, 18], "text": "with save_on_cpu():"}
-    seen = {"sharding": [call], "model": {}, "checkpointing": None, "saved_on_host": saved}
+    file = str(tmp_path / "train.py")
+    saved = Place(file, 2, "with save_on_cpu():", (2, 2, 5, 18))
+    seen = ObservedScript(sharding=[ShardingCall(file, 1, "", (1, 1, 0, 18))], saved_on_host=saved)
     found = diff_for(written(seen, f"{RESHARDED}@encoder.layers@decoder.layers"), tmp_path)
     lists = (
         "for path in ('encoder.layers', 'decoder.layers') for block in model.get_submodule(path).children()"
@@ -170,7 +166,8 @@ def test_blocks_of_several_lists_are_named_once(tmp_path: Path) -> None:
     assert f"+blocks_by_unit = [block {lists}]" in found
     assert found.count("get_submodule") == 1
     assert "+with contextlib.nullcontext():" in found
-    elsewhere = written({**seen, "saved_on_host": {**saved, "text": "model(x)"}}, f"{RESHARDED}@layers")
+    seen = msgspec.structs.replace(seen, saved_on_host=msgspec.structs.replace(saved, text="model(x)"))
+    elsewhere = written(seen, f"{RESHARDED}@layers")
     assert elsewhere.edits == "save_on_cpu, which would copy too, is called elsewhere"
 
 
@@ -207,7 +204,7 @@ def test_it_is_the_best_of_all_mixes_where_memory_limits(tmp_path: Path, limited
     def run(configs: Sequence[Config]) -> list[Trial]:
         return [machine(each) for each in configs]
 
-    result = {"script": {"observed": SEEN | {"model": model}}}
+    result = Result.of({"status": "ok", "script": {"observed": SEEN | {"model": model}}})
     found = [*by_unit(config, result, base, {"no-checkpoint": other}, run)]
     if not limited:
         assert not found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fsdpbench.answers.advise.candidates import Kind, candidates
+from fsdpbench.reports.result import Result
 
 CALL = {"api": "fully_shard", "file": "/a/train.py", "line": 41, "text": "fully_shard(model)", "count": 1}
 PLAIN: dict[str, Any] = {"param_dtype": "torch.bfloat16", "offload": False, "mesh": None}
@@ -33,7 +34,8 @@ SEEN: dict[str, Any] = {
 
 def found(seen: dict[str, Any], **result: Any) -> dict[str, Any]:
     config = {"gpus": 64, "gpus_per_node": 8}
-    every = candidates({"config": config, "script": {"observed": SEEN | seen}, **result})
+    content = {"status": "ok", "config": config, "script": {"observed": SEEN | seen}, **result}
+    every = candidates(Result.of(content))
     return {each.variation: each for each in every}
 
 
@@ -134,7 +136,7 @@ def test_the_batch_is_the_parsers_or_the_loaders() -> None:
 
 
 def test_a_run_without_figures_has_no_candidates() -> None:
-    assert candidates({"config": {}, "script": None}) == []
+    assert candidates(Result.of({"status": "ok", "config": {}, "script": None})) == []
 
 
 def test_what_is_wrong_at_any_cost_is_named_with_its_line() -> None:
@@ -195,15 +197,13 @@ STEP = {"file": "/a/train.py", "line": 12, "text": "optimizer.step()", "names": 
 def told(kind: str, cause: str, count: int = 3, **more: Any) -> Any:
     """The one advice on such a finding of gradients."""
     finding = {**STEP, "kind": kind, "cause": cause, "count": count, **more}
-    every = candidates(
-        {
-            "config": {"gpus": 8, "gpus_per_node": 8},
-            "script": {
-                "observed": SEEN
-                | {"gradients": {"parameters": 26, "world": 8, "without": 0, "findings": [finding]}}
-            },
-        }
-    )
+    gradients = {"parameters": 26, "world": 8, "without": 0, "findings": [finding]}
+    content = {
+        "status": "ok",
+        "config": {"gpus": 8, "gpus_per_node": 8},
+        "script": {"observed": SEEN | {"gradients": gradients}},
+    }
+    every = candidates(Result.of(content))
     (found,) = [each for each in every if not each.variation]
     return found
 

@@ -7,12 +7,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fsdpbench.answers.advise.edits import Edit, NoDiffError, diff_of
+from fsdpbench.base.script_report import Place
 
 
-def place(folder: Path, text: str, call: str, file: str = "train.py") -> dict[str, Any]:
+def place(folder: Path, text: str, call: str, file: str = "train.py") -> Place:
     """A script, and where its call of that source stands, as it would be seen running."""
     (folder / file).write_bytes(text.encode())
     found = [
@@ -22,8 +24,10 @@ def place(folder: Path, text: str, call: str, file: str = "train.py") -> dict[st
     ]
     assert found, f"{call} is not in the script"
     node = found[0]
-    span = [node.lineno, node.end_lineno, node.col_offset, node.end_col_offset]
-    return {"file": str(folder / file), "line": node.lineno, "text": "", "span": span}
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    span = node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+    return Place(str(folder / file), node.lineno, "", span)
 
 
 def patched(folder: Path, *edits: Edit) -> str:
@@ -186,7 +190,7 @@ def test_a_call_that_is_not_the_scripts_is_not_changed(tmp_path: Path) -> None:
     with pytest.raises(NoDiffError, match="no file of the script"):
         diff_of([Edit(at, *ON)], str(tmp_path / "other"))
     with pytest.raises(NoDiffError, match="cannot be located"):
-        diff_of([Edit(at | {"span": [1, 1, 2, 4]}, *ON)], str(tmp_path))
+        diff_of([Edit(msgspec.structs.replace(at, span=(1, 1, 2, 4)), *ON)], str(tmp_path))
 
 
 def test_several_edits_are_one_diff_of_several_files(tmp_path: Path) -> None:

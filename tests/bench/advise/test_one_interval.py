@@ -16,6 +16,7 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.engine.results.store import Store, point_folder_name
 from fsdpbench.reports.pages.ranking import cost_of, pair, paired, rank
 from fsdpbench.reports.pages.view import load_run
+from fsdpbench.reports.result import Result
 from fsdpbench.sweep.planning import configured, make_target
 from fsdpbench.sweep.prediction import Prediction, forecast
 from fsdpbench.sweep.runner import run_sweep
@@ -65,7 +66,7 @@ def of_advice(monkeypatch: pytest.MonkeyPatch, one: Trial, other: Trial) -> Inte
     monkeypatch.setattr(advisor, "simulate", lambda configs, jobs, tell: [one] * len(configs))
     monkeypatch.setattr(advisor, "by_unit", lambda *_: [])
     result = {**other.result.to_dict(), "script": {"observed": SEEN}}
-    advice = advise_script(other.config, result, 1, lambda line: None)
+    advice = advise_script(other.config, Result.of(result), 1, lambda line: None)
     every = (*advice.advice, *advice.possible, *advice.no_effect, *advice.nothing)
     found = next(each for each in every if each.candidate.variation == "keep")
     assert found.paired is not None

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fsdpbench.answers.explain import advice
+from fsdpbench.base.script_report import BatchOption, LoaderCall, ObservedScript, ShardingCall
 from fsdpbench.cli.requests.script_request import config_asked_for, script_config
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
@@ -150,12 +152,11 @@ def test_changes_of_a_script_are_those_of_what_it_does(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     config = script_config({"script": tmp_path / "train.py", "gpus": "8"}, ())
     assert config is not None
-    batch = {"option": "--batch", "value": 12}
-    seen: dict[str, Any] = {"sharding": [], "loaders": [], "zeroed": None, "batch": batch}
+    seen = ObservedScript(batch=BatchOption("--batch", 12))
     replicated = {change.write for change in advice.changes_for(config, seen)}
     assert {"-- --batch 6", "-- --batch 3", "--gpus 16"} <= replicated
     assert not any("shard" in write or "DataLoader" in write or "zero_grad" in write for write in replicated)
-    seen |= {"sharding": [1], "loaders": [1]}
+    seen = msgspec.structs.replace(seen, sharding=[ShardingCall()], loaders=[LoaderCall()])
     sharded = {change.write for change in advice.changes_for(config, seen)}
     assert "fully_shard(model, ...)" in sharded
     assert any(write.startswith("reshard_after_forward=True") for write in sharded)
