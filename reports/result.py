@@ -24,6 +24,9 @@ from fsdpbench.base.reading import (
 )
 from fsdpbench.base.script_report import ObservedScript, ScriptReport
 
+Span = tuple[int | float, int | float]
+"""The low and the high end of an interval."""
+
 
 class Status(StrEnum):
     """The outcome of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the
@@ -119,16 +122,20 @@ class Interval(msgspec.Struct, frozen=True):
     """
 
     level: float
-    step_time_s: tuple[float, float]
-    tokens_per_s_per_gpu: tuple[float, float] | None = None
-    samples_per_s_per_gpu: tuple[float, float] | None = None
-    peak_memory_bytes: dict[str, tuple[float, float]] = {}
+    step_time_s: Span
+    samples_per_s_per_gpu: Span | None = None
+    tokens_per_s_per_gpu: Span | None = None
+    tflops_per_gpu: Span | None = None
+    hardware_tflops_per_gpu: Span | None = None
+    mfu: Span | None = None
+    hfu: Span | None = None
+    peak_memory_bytes: dict[str, Span] = {}
     risky: bool = False
     because: list[str] = []
     runs: int = 0
     apart: float = 0.0
-    shared: tuple[float, float] | None = None
-    link: tuple[float, float] = (0.0, 0.0)
+    shared: Span | None = None
+    link: Span = (0.0, 0.0)
     work: float | None = None
 
     @property

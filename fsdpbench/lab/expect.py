@@ -179,8 +179,7 @@ def expect(
             cause = f"{trial.status}: {trial.cause}".partition(". ")[0]
             way = "name the batch and settings that you ran (--batch, --activation-checkpointing)"
             raise UsageError(f"{config.name} has no simulated step time ({cause}); {way}")
-        low, high = trial.interval["step_time_s"]
-        because = tuple(trial.interval["because"])
+        (low, high), because = trial.interval.step_time_s, tuple(trial.interval.because)
         found = Expectation(config, trial, measured.step_s(trial), trial.step_time_s, low, high, because)
         if found.normal or found.above_peak:
             return found

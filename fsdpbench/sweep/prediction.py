@@ -14,10 +14,9 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from fsdpbench.engine.results.machine_state import available_memory
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.pages.ranking import cost_of, shared_ranks
-from fsdpbench.reports.result import Result
+from fsdpbench.reports.result import Interval, Result
 from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
 from fsdpbench.sweep.planning import make_config, workload_named
 from fsdpbench.sweep.runner import simulate
@@ -67,13 +66,13 @@ class Prediction:
     throughput: float | None = None
     """Samples (tokens, where the workload has them) a second and GPU."""
     alloc_retries_per_step: float | None = None
-    interval: Mapping[str, Any] | None = None
-    """Where the real figures are (the `interval` of a result); None where nothing was simulated as it is."""
+    interval: Interval | None = None
+    """The interval of the real figures; None where nothing was simulated as it is."""
 
     @property
     def risky(self) -> bool:
         """Whether its memory fits only inside the prediction's error."""
-        return self.interval is not None and bool(self.interval["risky"])
+        return self.interval is not None and self.interval.risky
 
     @property
     def fits(self) -> bool | None:
@@ -385,7 +384,7 @@ def _held(configs: list[Config], jobs: int, kept: Path) -> list[int | None]:
     """Return the peak of reserved bytes of each, on GPUs with room for all; None where that has no end."""
     roomy = [with_room(replace(config, measurement=PROBE)) for config in configs]
     results = simulate(roomy, kept, Progress(), jobs)
-    return [results[content_key(config)].stored("peak_memory_bytes.reserved") for config in roomy]
+    return [Trial(config, results[content_key(config)]).reserved for config in roomy]
 
 
 def _most(usable: float, few: tuple[int, int | None], more: tuple[int, int | None]) -> int:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config, WhatIf
@@ -20,7 +20,7 @@ from fsdpbench.engine.results.machine_state import available_memory, usable_core
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.store import disk_errors
 from fsdpbench.launch.pool import PointPool, PointState
-from fsdpbench.reports.result import Result
+from fsdpbench.reports.result import Interval, Result
 
 _POLL_S = 0.5
 _JOB_BYTES = 512 << 20
@@ -86,13 +86,14 @@ class Trial:
 
     @property
     def allocated(self) -> int | None:
-        """Peak of what tensors hold."""
-        return self.result.stored("peak_memory_bytes.allocated")
+        """Peak of what tensors hold, bytes."""
+        peaks = self.result.peak_memory_bytes
+        return None if peaks is None or peaks.allocated is None else int(peaks.allocated)
 
     @property
     def reserved(self) -> int | None:
-        """Peak of what the allocator holds."""
-        return self.result.stored("peak_memory_bytes.reserved")
+        """Peak of what the allocator holds, bytes."""
+        return None if self.result.reserved is None else int(self.result.reserved)
 
     @property
     def retries(self) -> float:
@@ -106,9 +107,9 @@ class Trial:
         return step * tflops * 1e12 if step and tflops else None
 
     @property
-    def interval(self) -> dict[str, Any] | None:
-        """Where the real figures are; None where nothing was simulated as it is."""
-        return self.result.stored("interval")
+    def interval(self) -> Interval | None:
+        """The interval of the real figures; None where nothing was simulated as it is."""
+        return self.result.interval
 
     @property
     def risky(self) -> bool:

@@ -6,11 +6,8 @@ Configurations that did not finish stand below in a fixed order of status: the t
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from fsdpbench.base.settings.values import is_mixed
 from fsdpbench.reports.figures import FIGURES, Figure
@@ -160,14 +157,13 @@ class Cost:
     because: frozenset[str] | None = None
 
 
-def cost_of(speed: float, interval: Interval | Mapping[str, Any] | None, spread: float = 0.0) -> Cost:
+def cost_of(speed: float, interval: Interval | None, spread: float = 0.0) -> Cost:
     """Return what a unit of work costs at such a speed, above 0. `spread`: of measured runs."""
     if interval is None:
         return Cost(1 / speed, 0.0, (spread, spread))
-    known = msgspec.convert(interval, Interval)
-    halves = known.shared or (known.half_width, known.half_width)
-    work = math.nan if known.work is None else known.work
-    return Cost(1 / speed, work / speed, halves, known.link, known.apart, frozenset(known.because))
+    halves = interval.shared or (interval.half_width, interval.half_width)
+    work = math.nan if interval.work is None else interval.work
+    return Cost(1 / speed, work / speed, halves, interval.link, interval.apart, frozenset(interval.because))
 
 
 def pair(one: Cost, other: Cost) -> Paired:

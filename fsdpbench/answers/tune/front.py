@@ -1,15 +1,14 @@
 """The goal of a search, and the front of the configurations that nothing beats in speed and memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import unknown
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.store import Store
 from fsdpbench.reports.pages.ranking import cost_of, shared_ranks
-from fsdpbench.reports.result import Result
+from fsdpbench.reports.result import Interval, Result
 from fsdpbench.sweep.runner import first_run
 from fsdpbench.sweep.trials import Trial
 
@@ -33,7 +32,7 @@ class Candidate:
     speed: float
     memory: int | None
     feasible: bool
-    interval: Mapping[str, Any] | None = None
+    interval: Interval | None = None
     risky: bool = False
 
 
@@ -72,12 +71,12 @@ def judged(store: Store, config: Config, goal: Goal, *, first: bool = False) -> 
     return judge(config, first_run(result) if first else result, goal)
 
 
-def _is_risky(interval: Mapping[str, Any] | None, limit: int | None) -> bool:
+def _is_risky(interval: Interval | None, limit: int | None) -> bool:
     """Return whether the upper end of what is reserved is more than there is, or than the limit."""
     if interval is None:
         return False
-    reserved = interval["peak_memory_bytes"].get("reserved")
-    return bool(interval["risky"]) or (limit is not None and reserved is not None and reserved[1] > limit)
+    reserved = interval.peak_memory_bytes.get("reserved")
+    return interval.risky or (limit is not None and reserved is not None and reserved[1] > limit)
 
 
 def ranks(candidates: Sequence[Candidate]) -> list[int | None]:

@@ -436,7 +436,7 @@ class Search:
     def _limit(self, base: Config, like: Candidate) -> float:
         """Return the GiB of which the upper end of the interval is all that may be reserved."""
         size = like.memory or 1
-        low: float = like.interval["peak_memory_bytes"]["reserved"][0] if like.interval else size
+        low = like.interval.peak_memory_bytes["reserved"][0] if like.interval else size
         return _usable(base, self._memory) * low / size / 2**30
 
     def _exact(self, family: Family, mix: Mix) -> Candidate:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fsdpbench.answers.tune.front import Candidate, Goal, judged, pareto, ranks
 from fsdpbench.answers.tune.measured_search import PointSpace, RealBudget, objectives, search_measured
 from fsdpbench.answers.tune.per_unit import Chosen, choose, is_safe
@@ -250,7 +252,7 @@ def _write(folder: Path, answer: Answer, goal: Goal) -> None:
                 "speed": each.speed,
                 "peak_reserved_bytes": each.memory,
                 "risky": each.risky,
-                "interval": each.interval,
+                "interval": msgspec.to_builtins(each.interval),
             }
             for each, place in zip(answer.front, ranks(answer.front), strict=True)
         ],

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from rich.text import Text
 
 from fsdpbench.base.errors import ExitCode, UsageError
@@ -195,7 +196,7 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
                 "reason": prediction.reason,
                 **{name: getattr(prediction, name) for name in names},
                 "rank": foreseen.ranks[index],
-                "interval": prediction.interval,
+                "interval": msgspec.to_builtins(prediction.interval),
             }
         rows.append(row)
     estimate = foreseen and {"wall_s": round(foreseen.wall_s, 1), "disk_bytes": foreseen.disk_bytes}

@@ -209,7 +209,7 @@ def _tell_notes(result: Result) -> None:
         share = result.script.unknown_share if result.script else {}
         named = [f"{name} ({share[name]:.1%} of a step)" if name in share else name for name in unknown]
         tell(one_line(f"note: costed by their bytes alone: {', '.join(named)}"))
-    beside = "; its traceback beside it" if result.stored("cause.log") == "stderr.log" else ""
+    beside = "; its traceback beside it" if result.at("cause.log") == "stderr.log" else ""
     place = Path(str(result.folder)) / "stdout.log"
     tell(f"the script's output (simulated tensors print zeros{beside}): {place}")
 

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from fsdpbench.reports.result import Access, PlaceholderDecision, RankComparison, Result
 
 _MOST_SHOWN = 5
@@ -14,7 +16,6 @@ _SETTINGS = re.compile(r" \([a-z_]+=[^()]*\)")
 _COSTS = {
     "exposed_communication": "communication that nothing hides",
     "idle": "an idle GPU",
-    "memory_copy": "copies",
 }
 
 
@@ -36,17 +37,13 @@ def describe_script(result: Result) -> list[str]:
 
 def _largest_cost(result: Result) -> str | None:
     """Return a sentence on the largest cost of a step beside computing; None without a trace."""
-    times: dict[str, float] = result.stored("time_s") or {}
-    total = sum(times.values())
-    if not total:
+    if (parts := result.time_s) is None or not (total := sum(msgspec.structs.astuple(parts))):
         return None
-    name, seconds = max(
-        ((name, value) for name, value in times.items() if name in _COSTS), key=lambda item: item[1]
-    )
-    computing = (times.get("compute_only", 0.0) + times.get("overlapped", 0.0)) / total
+    name = max(_COSTS, key=lambda each: float(getattr(parts, each)))
+    seconds, computing = getattr(parts, name), (parts.compute_only + parts.overlapped) / total
     cost = f"{_COSTS[name]}, {seconds / total:.1%}"
     text = f"{computing:.0%} of a step computes; the largest cost beside it: {cost}"
-    verdict = result.stored("verdict.sentence")
+    verdict = (result.verdict or {}).get("sentence")
     # Without the settings of the bench that it names: a script has none of them.
     return f"{text}. {_SETTINGS.sub('', verdict)}" if verdict else text
 
@@ -54,7 +51,7 @@ def _largest_cost(result: Result) -> str | None:
 def script_notes(result: Result) -> list[str]:
     """Return notes on a script: comparison of ranks, decided values, redirected files."""
     return [
-        *_ranks(result.rank_check, str(result.message), int(result.stored("config.gpus"))),
+        *_ranks(result.rank_check, str(result.message), int((result.config or {})["gpus"])),
         *_decisions(result.placeholder_decisions or []),
         *_files(result),
     ]

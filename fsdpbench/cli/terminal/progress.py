@@ -45,7 +45,7 @@ def describe_result(result: Result) -> str:
 
 def _figures(result: Result) -> str:
     step = result.step_time_s or 0.0
-    parts = [f"{step * 1e3:,.1f} ms a step{plus_minus(result.stored('interval'))}{_unmeasured(result)}"]
+    parts = [f"{step * 1e3:,.1f} ms a step{plus_minus(result.interval)}{_unmeasured(result)}"]
     if result.tokens_per_s_per_gpu:
         parts.append(f"{result.tokens_per_s_per_gpu:,.0f} tokens/s/{each(result.device)}")
     if result.overlap_fraction is not None:

@@ -128,7 +128,7 @@ def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
 
 def _print_intervals(console: Console, entries: Sequence[ranking.Ranked], shared: Sequence[str]) -> None:
     """Print what the intervals are, and what makes them wide."""
-    intervals = [entry.row.result.stored("interval") for entry in entries]
+    intervals = [entry.row.result.interval for entry in entries]
     risky = any(ranking.is_risky(entry.row) for entry in entries)
     console.print()
     for line in interval_lines(intervals, shared=any("=" in each for each in shared), risky=risky):

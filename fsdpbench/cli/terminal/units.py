@@ -1,11 +1,10 @@
 """Names and units of figures for people. Results say GPU everywhere; a rank on a CPU has none."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.settings import SETTINGS
-from fsdpbench.reports.result import Result, Status
+from fsdpbench.reports.result import Interval, Result, Status
 
 _OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": "TFLOPS"}
 
@@ -20,12 +19,9 @@ def goal_unit(goal: str, device: str) -> str:
     return f"{_OF_GOAL[goal]}/{each(device)}" if goal in _OF_GOAL else goal.upper()
 
 
-def plus_minus(interval: Mapping[str, Any] | None) -> str:
+def plus_minus(interval: Interval | None) -> str:
     """Return half the step time's `interval` as a share of its middle, such as ` ±7%`; empty without one."""
-    if interval is None:
-        return ""
-    low, high = interval["step_time_s"]
-    return f" ±{(high - low) / (high + low):.0%}"
+    return "" if interval is None else f" ±{interval.half_width:.0%}"
 
 
 def compiled_words(compiled: Iterable[bool | None]) -> str:
@@ -82,12 +78,12 @@ def is_shared(ranks: Iterable[int | None]) -> bool:
     return len(set(known)) < len(known)
 
 
-def interval_lines(intervals: Iterable[Mapping[str, Any] | None], *, shared: bool, risky: bool) -> list[str]:
+def interval_lines(intervals: Iterable[Interval | None], *, shared: bool, risky: bool) -> list[str]:
     """Return what ±, = (`shared`: ranks are) and risky (a configuration is) mean below a table."""
     known = [interval for interval in intervals if interval is not None]
     if not known:
         return []
-    reasons = dict.fromkeys(reason for interval in known for reason in interval["because"])
+    reasons = dict.fromkeys(reason for interval in known for reason in interval.because)
     less = f" Less is known here: {'; '.join(reasons)}." if reasons else ""
     lines = [f"± is the 90 % interval; in differences, errors that both share cancel.{less}"]
     if shared:

@@ -115,7 +115,7 @@ def test_offload_is_as_uncertain_as_the_link_to_the_host(tmp_path: Path) -> None
     (tmp_path / "mine.toml").write_text('base = "h100-80gb"\nname = "mine"\n[host_link]\ngb_s = 52\n')
     tried = {"kernels": 1.9, "host_copies": 1.5, "slow_link_step": 3.0}
     found, measured, beside, not_tried = (
-        interval_of(a_config(activation_offload="true", hardware=hardware), Result.of(RESULT), work) or {}
+        interval_of(a_config(activation_offload="true", hardware=hardware), Result.of(RESULT), work)
         for hardware, work in (
             ("h100-80gb", tried),
             (str(tmp_path / "mine.toml"), tried),
@@ -124,30 +124,31 @@ def test_offload_is_as_uncertain_as_the_link_to_the_host(tmp_path: Path) -> None
         )
     )
     known = width_of(Quantity.TIME, ()).log
-    assert found["link"] == pytest.approx([-math.log1p(-0.5 / 11), math.log(1.5)])
-    assert found["step_time_s"][1] == pytest.approx(2 * math.exp(math.hypot(known, math.log(1.5))))
-    assert found["because"] == [Unknown.OFFLOAD.value, Unknown.LINK.value]
-    assert measured["link"] == pytest.approx([-math.log1p(-0.5 / 11), math.log(1.05)])
-    assert beside["link"] == [0, 0]
-    assert beside["because"] == measured["because"] == [Unknown.OFFLOAD.value]
-    assert not_tried["link"][1] == pytest.approx(math.log(1.75))
-    assert found["work"] == pytest.approx(0.95)
-    plain = interval_of(a_config(), Result.of(RESULT)) or {}
-    assert found["peak_memory_bytes"]["reserved"][1] > plain["peak_memory_bytes"]["reserved"][1]
+    assert None not in (found, measured, beside, not_tried)
+    assert found.link == pytest.approx([-math.log1p(-0.5 / 11), math.log(1.5)])
+    assert found.step_time_s[1] == pytest.approx(2 * math.exp(math.hypot(known, math.log(1.5))))
+    assert found.because == [Unknown.OFFLOAD.value, Unknown.LINK.value]
+    assert measured.link == pytest.approx([-math.log1p(-0.5 / 11), math.log(1.05)])
+    assert beside.link == (0, 0)
+    assert beside.because == measured.because == [Unknown.OFFLOAD.value]
+    assert not_tried.link[1] == pytest.approx(math.log(1.75))
+    assert found.work == pytest.approx(0.95)
+    plain = interval_of(a_config(), Result.of(RESULT))
+    assert found.peak_memory_bytes["reserved"][1] > plain.peak_memory_bytes["reserved"][1]
 
 
 def test_the_interval_is_around_each_figure() -> None:
     found = interval_of(a_config(), Result.of(RESULT))
     assert found is not None
     width = width_of(Quantity.TIME, ()).log
-    assert found["level"] == LEVEL
-    assert found["step_time_s"] == pytest.approx([2 * math.exp(-width), 2 * math.exp(width)])
-    low, high = found["tokens_per_s_per_gpu"]
+    assert found.level == LEVEL
+    assert found.step_time_s == pytest.approx([2 * math.exp(-width), 2 * math.exp(width)])
+    low, high = found.tokens_per_s_per_gpu
     assert (low, high) == pytest.approx((1000 * math.exp(-width), 1000 * math.exp(width)))
     for kind, value in RESULT["peak_memory_bytes"].items():  # type: ignore[attr-defined]
-        assert found["peak_memory_bytes"][kind][0] < value < found["peak_memory_bytes"][kind][1]
-    assert (found["risky"], found["because"]) == (False, [])
-    assert 0 < found["apart"] < 0.2
+        assert found.peak_memory_bytes[kind][0] < value < found.peak_memory_bytes[kind][1]
+    assert (found.risky, found.because) == (False, [])
+    assert 0 < found.apart < 0.2
 
 
 @pytest.mark.parametrize(
@@ -161,9 +162,9 @@ def test_peaks_of_other_models_and_settings_hold_the_published_ones(changes: dic
     assert found is not None
     assert known is not None
     for kind, value in RESULT["peak_memory_bytes"].items():  # type: ignore[attr-defined]
-        low, high = found["peak_memory_bytes"][kind]
+        low, high = found.peak_memory_bytes[kind]
         assert all(low <= value * math.exp(each) <= high for each in missed)
-        assert known["peak_memory_bytes"][kind][1] < 1.09 * value
+        assert known.peak_memory_bytes[kind][1] < 1.09 * value
 
 
 def test_more_gpus_than_published_runs_had_widen_the_time_alone() -> None:
@@ -173,11 +174,11 @@ def test_more_gpus_than_published_runs_had_widen_the_time_alone() -> None:
     )
     assert known is not None
     assert more is not None
-    assert known["because"] == []
-    assert more["because"] == [MORE_GPUS]
+    assert known.because == []
+    assert more.because == [MORE_GPUS]
     # A published run of 2,048 GPUs takes 1.52 times as long as would be predicted.
-    assert more["step_time_s"][1] > 1.5 * 2.0 > known["step_time_s"][1]
-    assert more["peak_memory_bytes"] == known["peak_memory_bytes"]
+    assert more.step_time_s[1] > 1.5 * 2.0 > known.step_time_s[1]
+    assert more.peak_memory_bytes == known.peak_memory_bytes
 
 
 def test_a_network_that_was_not_measured_widens_a_step_that_waits_for_it(tmp_path: Path) -> None:
@@ -192,24 +193,24 @@ def test_a_network_that_was_not_measured_widens_a_step_that_waits_for_it(tmp_pat
         )
     )
     assert stated is not None
-    assert stated["because"] == [Unknown.UNMEASURED.value]
-    assert "calibrate --nccl-tests" in stated["because"][0]
+    assert stated.because == [Unknown.UNMEASURED.value]
+    assert "calibrate --nccl-tests" in stated.because[0]
     assert hidden == measured
     line, other = (describe_result(waits.replaced(interval=each)) for each in (stated, measured))
     assert "calibrate --nccl-tests narrows it" in line.partition(", 1,000 tokens")[0]
     assert "calibrate" not in other
-    assert stated["step_time_s"][0] == hidden["step_time_s"][0]  # type: ignore[index]
-    assert stated["step_time_s"][1] > 2 * 2.0  # a factor of two is possible
-    assert stated["tokens_per_s_per_gpu"][0] == pytest.approx(1000 * 2.0 / stated["step_time_s"][1])
+    assert stated.step_time_s[0] == hidden.step_time_s[0]  # type: ignore[index]
+    assert stated.step_time_s[1] > 2 * 2.0  # a factor of two is possible
+    assert stated.tokens_per_s_per_gpu[0] == pytest.approx(1000 * 2.0 / stated.step_time_s[1])
 
 
 def test_memory_that_fits_only_inside_its_error_is_risky() -> None:
     peaks = {"allocated": 60 << 30, "active": 65 << 30, "reserved": 75 << 30}
     found = interval_of(a_config(), Result.of(RESULT | {"peak_memory_bytes": peaks}))
     assert found is not None
-    assert found["risky"]
-    assert found["because"] == [Unknown.NEARLY_FULL.value]
-    assert found["peak_memory_bytes"]["reserved"][1] <= 79.11 * 2**30  # no more than there is
+    assert found.risky
+    assert found.because == [Unknown.NEARLY_FULL.value]
+    assert found.peak_memory_bytes["reserved"][1] <= 79.11 * 2**30  # no more than there is
 
 
 def test_retries_make_a_time_uncertain() -> None:
@@ -219,8 +220,8 @@ def test_retries_make_a_time_uncertain() -> None:
     )
     assert ordinary is not None
     assert full is not None
-    assert full["risky"]
-    assert full["step_time_s"][1] > 1.2 * ordinary["step_time_s"][1]
+    assert full.risky
+    assert full.step_time_s[1] > 1.2 * ordinary.step_time_s[1]
 
 
 def test_what_was_not_simulated_has_none() -> None:

@@ -120,9 +120,9 @@ def test_unmeasured_rates_widen_the_interval() -> None:
     )
     assert wide is not None
     assert known is not None
-    assert wide["step_time_s"][1] > 1.5 * known["step_time_s"][1]
-    assert Unknown.ATTENTION.value in wide["because"]
-    assert Unknown.ATTENTION.value not in known["because"]
+    assert wide.step_time_s[1] > 1.5 * known.step_time_s[1]
+    assert Unknown.ATTENTION.value in wide.because
+    assert Unknown.ATTENTION.value not in known.because
 
 
 def test_real_devices_run_what_is_asked_for() -> None:

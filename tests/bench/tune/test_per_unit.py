@@ -18,6 +18,7 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.settings.values import is_mixed, joined, spread, unit_sizes
 from fsdpbench.engine.results.records import Status
+from fsdpbench.reports.result import Interval
 from fsdpbench.sweep.planning import configured, make_target
 from fsdpbench.sweep.runner import UNTRACED
 from fsdpbench.sweep.trials import simulate
@@ -63,7 +64,8 @@ def judge(configs: Sequence[Config], gib: float) -> list[Candidate]:
     for asked in configs:
         time, size = measured(asked)
         fits = size <= gib or asked.what_if is not None
-        interval = {"peak_memory_bytes": {"reserved": [round(size * GIB / 1.1), round(size * GIB * 1.1)]}}
+        reserved = round(size * GIB / 1.1), round(size * GIB * 1.1)
+        interval = Interval(0.9, (time, time), peak_memory_bytes={"reserved": reserved})
         status, memory = (Status.OK, round(size * GIB)) if fits else (Status.OOM, None)
         found.append(Candidate(asked, status, fits / time, memory, fits, interval, size * 1.1 > gib))
     return found
@@ -142,7 +144,7 @@ def test_no_assignment_of_four_blocks_is_faster_in_the_simulator() -> None:
         for each in ("full", "op", "none")
         for strategy in ("FULL_SHARD", "SHARD_GRAD_OP")
     ]
-    ends = [each.interval["peak_memory_bytes"]["reserved"][1] for each in run(alike) if each.interval]
+    ends = [each.interval.peak_memory_bytes["reserved"][1] for each in run(alike) if each.interval]
     goal = Goal("tokens_per_s", memory=(min(ends) + max(ends)) // 2)
     chosen = choose(run(alike), run, goal.memory)
     every = [

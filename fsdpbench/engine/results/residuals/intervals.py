@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Sequence
 
 from fsdpbench.base.configuration.config import PARALLEL, Config
-from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.engine.results.residuals.widths import (
     APART,
@@ -30,7 +29,7 @@ from fsdpbench.engine.results.residuals.widths import (
     width_of,
 )
 from fsdpbench.reports.figures import FIGURES
-from fsdpbench.reports.result import PeakMemory, Result
+from fsdpbench.reports.result import Interval, PeakMemory, Result, Span
 from fsdpbench.sim.model.profile import (
     HardwareProfile,
     ProfileError,
@@ -52,7 +51,7 @@ _MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY
 _STATED = (Unknown.MODEL, Unknown.SETTING, Unknown.OFFLOAD)
 
 
-def interval_of(config: Config, result: Result, work: dict[str, float] | None = None) -> JsonObject | None:
+def interval_of(config: Config, result: Result, work: dict[str, float] | None = None) -> Interval | None:
     """Return the `interval` of a simulated result that has a step time; None of any other. `work`: the rank's
     `step_work`."""
     step = result.step_time_s
@@ -77,23 +76,24 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
     because += [Unknown.LINK.value] * (not known and link[1] > NAMED)
     low = step * math.exp(-math.hypot(time.log, link[0]))
     high = step * math.exp(math.hypot(time.log, time.network, link[1]))
-    return {
-        "level": LEVEL,
-        "step_time_s": [low, high],
-        **{
-            figure.path: [value * step / high, value * step / low]
-            for figure in FIGURES
-            if figure.is_rate and (value := figure.of(result))
-        },
-        "peak_memory_bytes": memory,
-        "risky": risky or retries,
-        "because": because,
-        "runs": time.runs,
-        "apart": math.expm1(APART),
-        "shared": [alike.half, time.half],
-        "link": [*link],
-        **({"work": work["kernels"] / step} if work else {}),
+    rates: dict[str, Span] = {
+        figure.path: (value * step / high, value * step / low)
+        for figure in FIGURES
+        if figure.is_rate and (value := figure.of(result))
     }
+    return Interval(
+        level=LEVEL,
+        step_time_s=(low, high),
+        **rates,
+        peak_memory_bytes=memory,
+        risky=risky or retries,
+        because=because,
+        runs=time.runs,
+        apart=math.expm1(APART),
+        shared=(alike.half, time.half),
+        link=link,
+        work=work["kernels"] / step if work else None,
+    )
 
 
 def read_ahead() -> None:
@@ -184,14 +184,14 @@ def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
 
 def _memory(
     config: Config, peaks: PeakMemory | None, unknown: Sequence[Unknown]
-) -> tuple[dict[str, list[int]], bool]:
+) -> tuple[dict[str, Span], bool]:
     """Return intervals of the peaks in bytes; whether that of reserved memory exceeds the device's."""
     # Published runs of other kinds left the model itself open, which a user states.
     of_memory = [reason for reason in unknown if reason not in (*_MEMORY_KNOWS, *_STATED)]
     least = OTHER_KIND if any(reason in _STATED for reason in unknown) else 0.0
     _, chip = _machine(config.hardware or "", _stamp(config.hardware))
     usable = None if chip is None else chip.usable_memory_bytes
-    found: dict[str, list[int]] = {}
+    found: dict[str, Span] = {}
     risky = False
     for kind in _PEAKS:
         value = getattr(peaks, kind.value, None)
@@ -200,7 +200,8 @@ def _memory(
         width = width_of(kind, of_memory)
         low, high = dataclasses.replace(width, log=max(width.log, least)).around(value)
         risky |= kind is Quantity.RESERVED and usable is not None and high > usable
-        found[kind.value] = [round(low), round(high if usable is None else min(high, max(usable, value)))]
+        most = high if usable is None else min(high, max(usable, value))
+        found[kind.value] = round(low), round(most)
     return found, risky
 
 
