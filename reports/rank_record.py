@@ -8,7 +8,7 @@ import msgspec
 
 from fsdpbench.base.files.documents import converted
 from fsdpbench.base.reading import JsonObject
-from fsdpbench.base.script_report import ScriptReport
+from fsdpbench.base.result_sections import MemoryAccount, PlaceholderDecision, ScriptReport
 from fsdpbench.reports.result import Status
 
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
@@ -46,12 +46,12 @@ class RankRecord:
     warmup_stable: bool | None = None
     trace: str | None = None
     script: ScriptReport | None = None
-    placeholder_decisions: list[JsonObject] | None = None
+    placeholder_decisions: list[PlaceholderDecision] | None = None
     redirected_files: JsonObject | None = None
     compiled: bool | None = None
     sanitizer: JsonObject | None = None
     rank_check: JsonObject | None = None
-    memory_account: JsonObject | None = None
+    memory_account: MemoryAccount | None = None
     compilation: JsonObject | None = None
     """Of a compiled run: graphs that Dynamo traced, breaks, recompilations; on simulated GPUs the compiled
     graphs, their kernels and fallbacks too."""

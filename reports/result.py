@@ -22,7 +22,7 @@ from fsdpbench.base.reading import (
     one_line,
     read_bytes,
 )
-from fsdpbench.base.script_report import ObservedScript, ScriptReport
+from fsdpbench.base.result_sections import MemoryAccount, ObservedScript, PlaceholderDecision, ScriptReport
 
 Span = tuple[int | float, int | float]
 """The low and the high end of an interval."""
@@ -153,16 +153,6 @@ class Repeats(msgspec.Struct, frozen=True):
     step_time_s: list[float] = []
     spread: float | None = None
     samples_s: list[list[float]] = []
-
-
-class PlaceholderDecision(msgspec.Struct, frozen=True):
-    """A question that a line of a script asked of a simulated tensor, the answer, and how often."""
-
-    file: str
-    line: int
-    operation: str
-    answer: bool | int | float | str | None
-    count: int
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -312,7 +302,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     redirected_files: JsonObject | list[str] | None = None
     rank_check: RankComparison | None = None
     sanitizer: SanitizerReport | None = None
-    memory_account: JsonObject | None = None
+    memory_account: MemoryAccount | None = None
     compilation: JsonObject | None = None
     memory_traffic: JsonObject | None = None
     soak: SoakReport | None = None

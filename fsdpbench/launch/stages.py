@@ -20,9 +20,11 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.interruption import die_with_parent
-from fsdpbench.base.reading import JsonObject
+from fsdpbench.base.result_sections import PlaceholderDecision
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.records import TRACE_FOLDER, RankRecord, Status, read_records, write_record
@@ -124,9 +126,9 @@ def _note(records: Sequence[RankRecord], folder: Path) -> None:
     write_record(first, folder)
 
 
-def _place_of(decision: JsonObject) -> str:
+def _place_of(decision: PlaceholderDecision) -> PlaceholderDecision:
     """Return a decision without its count, which differs by rank."""
-    return repr({**decision, "count": 0})
+    return msgspec.structs.replace(decision, count=0)
 
 
 def _log_of(rank: int) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.nn.utils import rnn
 
-from fsdpbench.base.script_report import NumbersRead
+from fsdpbench.base.result_sections import NumbersRead, PlaceholderDecision
 from fsdpbench.base.torch_internals import DisableTorchFunctionSubclass, find
 from fsdpbench.script.interposing import around
 from fsdpbench.script.numbers import Followed, all_plain, follow_math, followed, holds, plain
@@ -97,12 +97,9 @@ class Decisions:
         """Return the lines that took placeholders to the host."""
         return [NumbersRead(*read, count) for read, count in self._reads.items()]
 
-    def to_list(self) -> list[dict[str, object]]:
-        """Return the decisions as in `result.json`, in the order in which they were taken first."""
-        return [
-            {"file": file, "line": line, "operation": operation, "answer": answer, "count": count}
-            for (file, line, operation, answer), count in self._counts.items()
-        ]
+    def reported(self) -> list[PlaceholderDecision]:
+        """Return the decisions in the order in which they were taken first."""
+        return [PlaceholderDecision(*decision, count) for decision, count in self._counts.items()]
 
     def in_words(self, line: tuple[str, int] | None = None) -> list[str]:
         """Return the decisions taken most often, in words; of one line of a file, if that is given."""

@@ -11,7 +11,7 @@ import torch.distributed.fsdp as fsdp
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fsdpbench.base.script_report import RepeatedBlocks
+from fsdpbench.base.result_sections import RepeatedBlocks
 
 _WRAPPERS = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod")
 

@@ -23,7 +23,7 @@ import torch
 
 import fsdpbench
 from fsdpbench.base.configuration.script_source import ScriptSource
-from fsdpbench.base.script_report import Place
+from fsdpbench.base.result_sections import Place
 
 _INSTALLED = ("site-packages", "dist-packages")
 PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep

@@ -24,7 +24,7 @@ from torch.nn import init
 
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy
-from fsdpbench.base.script_report import HostMemory, SavedCheckpoint, ScriptReport
+from fsdpbench.base.result_sections import HostMemory, SavedCheckpoint, ScriptReport
 
 # The real one: scripts may need it, and where cuda is mapped it cannot be imported.
 from fsdpbench.base.torch_internals import (
@@ -189,7 +189,7 @@ class _Run:
             return record.status
         record.hardware = device.describe()
         record.unknown_operators = device.unknown_operators
-        record.placeholder_decisions = self.decisions.to_list()
+        record.placeholder_decisions = self.decisions.reported()
         record.compilation = device.compilation if wants_compiled() else None
         record.compiled = bool(record.compilation and record.compilation["graphs"])
         record.add_sanitizer(device.sanitizer)

@@ -24,7 +24,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fsdpbench.base.configuration.config import Measurement
-from fsdpbench.base.script_report import Place
+from fsdpbench.base.result_sections import Place
 from fsdpbench.engine.devices.base import StepMemory
 from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.base.result_sections import MemoryAccount
 from fsdpbench.engine.results.machine_state import available_memory, usable_cores
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.store import disk_errors
@@ -121,6 +122,11 @@ class Trial:
         """Parameters of a script's optimizers that have no gradient in any step."""
         seen = self.result.observed
         return seen.gradients.without if seen else 0
+
+    @property
+    def account(self) -> MemoryAccount:
+        """Who held memory, where it was asked for (`with_account`); empty elsewhere."""
+        return self.result.memory_account or MemoryAccount()
 
     @property
     def took_s(self) -> float:

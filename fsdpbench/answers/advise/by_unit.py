@@ -12,7 +12,7 @@ from fsdpbench.answers.tune import front
 from fsdpbench.answers.tune.per_unit import Family, Mix, Search, alike, is_safe
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.configuration.script_source import Variation
-from fsdpbench.base.script_report import ObservedScript
+from fsdpbench.base.result_sections import ObservedScript
 from fsdpbench.base.settings.values import joined, spread
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import Trial

@@ -13,7 +13,7 @@ import msgspec
 from fsdpbench.answers.advise.edits import Edit
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.reading import JsonObject
-from fsdpbench.base.script_report import (
+from fsdpbench.base.result_sections import (
     GradientFinding,
     GradientReport,
     ObservedScript,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.files.documents import table_beside
-from fsdpbench.base.script_report import Place
+from fsdpbench.base.result_sections import Place
 
 _POSITIONS = table_beside(__file__, "positions.toml")
 """Parameters that a call may give by position."""

@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
-
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.configuration.script_source import ScriptSource, Variation
 from fsdpbench.base.errors import UsageError
-from fsdpbench.base.script_report import ObservedScript
+from fsdpbench.base.result_sections import MemoryAccount, ObservedScript
 from fsdpbench.base.settings import Effect, Settings, all_trades, show_value
 from fsdpbench.engine.results.records import Status
 from fsdpbench.sweep.planning import not_applicable, shards, simulated_nodes, without_absent
@@ -385,51 +383,7 @@ _SOON = 100_000
 """Steps: growth that memory holds for longer does not matter."""
 
 
-class Holder(msgspec.Struct, frozen=True):
-    """A place in the program that holds `bytes`; `count`: its tensors, `line`: of a script."""
-
-    module: str
-    bytes: int
-    line: str | None = None
-    category: str = ""
-    count: int = 0
-
-
-class Growth(msgspec.Struct, frozen=True):
-    """The growth from step to step, and the places that it was allocated in, the largest first."""
-
-    at_step_ends_bytes: tuple[int, ...] = ()
-    per_step_bytes: int = 0
-    where: tuple[Holder, ...] = ()
-
-
-class Account(msgspec.Struct, frozen=True):
-    """The memory of a simulated GPU as it ran out, or at its end: who held it, and where the program was.
-
-    total_bytes = held_bytes of all categories + waiting (other streams) + unused (reserved) + outside (the
-    allocator) + free.
-    """
-
-    step: int = 0
-    phase: str = ""
-    module: str = ""
-    line: str | None = None
-    held_bytes: dict[str, int] = {}
-    waiting_bytes: int = 0
-    unused_bytes: int = 0
-    outside_bytes: int = 0
-    free_bytes: int = 0
-    total_bytes: int = 0
-    holders: tuple[Holder, ...] = ()
-    growth: Growth = Growth()
-
-
-def account_of(trial: Trial) -> Account:
-    """Return the account that `trial` kept (`with_account`); an empty one without."""
-    return msgspec.convert(trial.result.memory_account or {}, Account)
-
-
-def steps_until_full(account: Account) -> int | None:
+def steps_until_full(account: MemoryAccount) -> int | None:
     """Return the step in which memory is full at the rate that was seen; None where it does not grow."""
     each = account.growth.per_step_bytes
     if not each:
@@ -440,7 +394,7 @@ def steps_until_full(account: Account) -> int | None:
 
 def grows(trial: Trial) -> bool:
     """Return whether memory is full soon, even if it suffices now."""
-    steps = steps_until_full(account_of(trial))
+    steps = steps_until_full(trial.account)
     return steps is not None and steps < _SOON
 
 

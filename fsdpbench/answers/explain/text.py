@@ -3,8 +3,11 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fsdpbench.answers.explain.advice import Account, Advice, Proposal, account_of, grows, steps_until_full
+import msgspec
+
+from fsdpbench.answers.explain.advice import Advice, Proposal, grows, steps_until_full
 from fsdpbench.base.errors import error_text
+from fsdpbench.base.result_sections import MemoryAccount
 from fsdpbench.reports.analysis.out_of_memory import size_text
 from fsdpbench.sweep.trials import Trial
 
@@ -20,7 +23,7 @@ def describe_advice(advice: Advice) -> str:
     trial = advice.as_it_is
     if trial.result.memory_account is None or trial.status.value != "oom":
         return "\n".join(_without_oom(advice))
-    account = account_of(trial)
+    account = trial.account
     lines = [
         f"Memory runs out in step {account.step}, phase {account.phase}"
         + (f", in {account.module}" if account.module != "outside of modules" else "")
@@ -48,7 +51,7 @@ def _without_oom(advice: Advice) -> Iterator[str]:
     if not trial.fits:
         yield f"No answer: the simulation failed ({trial.status.value}): {trial.cause}"
         return
-    steps = steps_until_full(account_of(trial)) if grows(trial) else None
+    steps = steps_until_full(trial.account) if grows(trial) else None
     if steps is not None:
         yield f"Memory grows from step to step, and runs out after about {steps:,} steps."
     peak = f"it reserves {size_text(trial.reserved)} at most ({trial.retries:g} allocator retries a step)"
@@ -60,13 +63,13 @@ def _without_oom(advice: Advice) -> Iterator[str]:
         yield f"Simulated, it does not run out of memory: {peak}."
         yield error_text("text.not_on_these_gpus")
     yield from _how(trial)
-    yield from growth_lines(account_of(trial))
+    yield from growth_lines(trial.account)
     if advice.fits or advice.misses or advice.unstopped:
         yield ""
         yield from change_lines(advice)
 
 
-def held_rows(account: Account) -> list[tuple[str, int]]:
+def held_rows(account: MemoryAccount) -> list[tuple[str, int]]:
     """Return the parts of the GPU's memory, largest first; bytes."""
     rows = list(account.held_bytes.items())
     rows += [
@@ -78,14 +81,14 @@ def held_rows(account: Account) -> list[tuple[str, int]]:
     return sorted(((what, size) for what, size in rows if size), key=lambda row: -row[1])
 
 
-def _held(account: Account) -> Iterator[str]:
+def _held(account: MemoryAccount) -> Iterator[str]:
     total = account.total_bytes
     yield f"What held the {size_text(total)}:"
     for what, size in held_rows(account):
         yield f"  {what:<44}{size_text(size):>12}{size / total:>7.0%}"
 
 
-def _holders(account: Account) -> Iterator[str]:
+def _holders(account: MemoryAccount) -> Iterator[str]:
     yield ""
     yield "The largest, by module" + (" and line:" if any(each.line for each in account.holders) else ":")
     for each in account.holders[:_MOST_HOLDERS]:
@@ -93,7 +96,7 @@ def _holders(account: Account) -> Iterator[str]:
         yield f"  {size_text(each.bytes):>12}  {each.category}, {each.module}{line}"
 
 
-def growth_lines(account: Account) -> Iterator[str]:
+def growth_lines(account: MemoryAccount) -> Iterator[str]:
     """Yield what grows from step to step; nothing where too few steps ended."""
     growth = account.growth
     ends = growth.at_step_ends_bytes
@@ -136,7 +139,7 @@ def change_lines(advice: Advice) -> Iterator[str]:
 
 def proposal_line(proposal: Proposal, advice: Advice) -> str:
     """Return one change, its price and what it leaves."""
-    trial, account = proposal.trial, account_of(advice.as_it_is)
+    trial, account = proposal.trial, advice.as_it_is.account
     price = "speed unknown" if proposal.price is None else price_words(proposal.price)
     room = account.total_bytes - account.outside_bytes - (trial.reserved or 0)
     note = ""
@@ -168,7 +171,7 @@ def as_dict(advice: Advice) -> dict[str, object]:
         "compiled": None if trial.config.script is not None else bool(trial.config.settings.compile),
         "status": trial.status.value,
         "cause": trial.cause,
-        "account": trial.result.memory_account,
+        "account": msgspec.to_builtins(trial.result.memory_account),
         "needed_bytes": advice.roomy.allocated,
         "changes": [
             {
@@ -192,10 +195,10 @@ def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
     """Write the page of an explanation. `texts`: as they are shown; the last one is that of the advice."""
     from fsdpbench.reports.pages import shell  # slow, and only the page needs it
 
-    account = Account()
+    account = MemoryAccount()
     if advice is not None and advice.as_it_is.status.value == "oom":
-        account = account_of(advice.as_it_is)
-    out = account != Account()
+        account = advice.as_it_is.account
+    out = account != MemoryAccount()
     where = f"step {account.step}, phase {account.phase}, in {account.module}"
     shell.write_page(
         path,

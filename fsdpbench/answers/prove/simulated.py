@@ -15,7 +15,7 @@ from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.answers.prove.verdict import Part, PartVerdict, judged, shown, unknown
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import spread_ranks
-from fsdpbench.base.script_report import HostMemory
+from fsdpbench.base.result_sections import HostMemory
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.store import Store
 from fsdpbench.reports.result import Result

@@ -22,7 +22,7 @@ from fsdpbench.answers.check.text import changes_text
 from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.base.errors import BenchError, UsageError, unknown
 from fsdpbench.base.reading import one_line
-from fsdpbench.base.script_report import ObservedScript, Place
+from fsdpbench.base.result_sections import ObservedScript, Place
 from fsdpbench.reports.consistency import values_of
 from fsdpbench.reports.figures import FIGURES, Judged, Worse
 from fsdpbench.reports.result import Result

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from fsdpbench.reports.result import Access, PlaceholderDecision, RankComparison, Result
+from fsdpbench.base.result_sections import PlaceholderDecision
+from fsdpbench.reports.result import Access, RankComparison, Result
 
 _MOST_SHOWN = 5
 _GIB = 2**30

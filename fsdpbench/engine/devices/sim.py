@@ -15,12 +15,13 @@ from torch.nn import functional as F
 
 from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, WhatIf
 from fsdpbench.base.reading import JsonObject
+from fsdpbench.base.result_sections import MemoryAccount
 from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.engine.measuring.soak import TrainingLoop
 from fsdpbench.engine.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
 from fsdpbench.sim import simulation as simulator
-from fsdpbench.sim.followers.account import Lines, MemoryAccount
+from fsdpbench.sim.followers.account import Account, Lines
 from fsdpbench.sim.followers.graph import GraphSession
 from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sim.model.keys import KEYS
@@ -50,7 +51,7 @@ class Tells:
         self._profile = profile
         self._software = load_software(config.software or CURRENT)
         self._simulation: Simulation | None = None
-        self._account: MemoryAccount | None = None
+        self._account: Account | None = None
 
     def describe(self) -> JsonObject:
         described = {
@@ -76,7 +77,7 @@ class Tells:
         return None if found is None else found.to_dict()
 
     @property
-    def memory_account(self) -> JsonObject | None:
+    def memory_account(self) -> MemoryAccount | None:
         """Return the present holders of memory, if an account is kept."""
         return None if self._account is None else self._account.report()
 
@@ -155,7 +156,7 @@ class SimDevice(Tells):
         )
         self._simulation.accelerator.on_out_of_memory = self._report_out_of_memory
         if self._what_if.account:
-            self._account = MemoryAccount(
+            self._account = Account(
                 self._simulation.accelerator, lambda: None if self.line is None else self.line()
             )
             self._account.begin()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
@@ -16,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
-from fsdpbench.base.script_report import (
+from fsdpbench.base.result_sections import (
     Argument,
     BatchOption,
     LoaderCall,
@@ -45,27 +46,11 @@ _SHARDING = (
 _IGNORED = ("ignored_modules", "ignored_states", "ignored_params")
 
 
-@dataclass
-class Sharding:
-    """A line that shards: its first call's arguments, most modules of one call, and the calls."""
-
-    api: str
-    place: Place
-    arguments: dict[str, Argument]
-    together: int
-    count: int = 1
-
-    def reported(self) -> ShardingCall:
-        """Return the entry of `result.json`."""
-        counts = {"count": self.count, "together": self.together}
-        return ShardingCall.at(self.place, api=self.api, arguments=self.arguments, **counts)
-
-
 class Calls:
     """A record of the calls, made before the script starts."""
 
     def __init__(self, own_files: OwnFiles) -> None:
-        self.sharding: list[Sharding] = []
+        self.sharding: dict[Place, ShardingCall] = {}
         self.optimizers: list[OptimizerCall] = []
         self.loaders: list[LoaderCall] = []
         self.first_loader: Place | None = None
@@ -112,11 +97,12 @@ class Calls:
         # Now, since what FSDP1 wraps has other sizes.
         if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
             self.blocks = found.reported()
-        for call in self.sharding:
-            if call.place == place:
-                call.count, call.together = call.count + 1, max(call.together, together)
-                return wrapped
-        self.sharding.append(Sharding(api, place, _plain_arguments(kwargs), together))
+        known = self.sharding.get(place) or ShardingCall.at(
+            place, api=api, arguments=_plain_arguments(kwargs), count=0
+        )
+        self.sharding[place] = msgspec.structs.replace(
+            known, count=known.count + 1, together=max(known.together, together)
+        )
         return wrapped
 
     def _loader(self, dataset: Any, kwargs: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ import torch.distributed.fsdp as fsdp
 from torch import nn
 
 import fsdpbench
-from fsdpbench.base.script_report import Place
+from fsdpbench.base.result_sections import Place
 from fsdpbench.base.torch_internals import current_graph_task_id, replace
 from fsdpbench.script.interposing import around
 from fsdpbench.script.observed.calls import Wrapped

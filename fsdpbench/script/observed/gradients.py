@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fsdpbench.base.script_report import GradientCause, GradientFinding, GradientReport, Place
+from fsdpbench.base.result_sections import GradientCause, GradientFinding, GradientReport, Place
 from fsdpbench.script.interposing import around
 from fsdpbench.script.observed.calls import Wrapped, Wrappers
 from fsdpbench.script.observed.exchange import Exchange, Ranks, Syncs, holds

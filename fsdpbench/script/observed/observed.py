@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fsdpbench.base.script_report import Norms, ObservedModel, ObservedScript, Place
+from fsdpbench.base.result_sections import Norms, ObservedModel, ObservedScript, Place
 from fsdpbench.script.interposing import around, around_init
 from fsdpbench.script.model_blocks import (
     bare_parameters,
@@ -90,7 +90,7 @@ class Observed:
         """Return the observations after `steps` steps, most of whose matrix products are in one dtype."""
         calls, habits = self.calls, self.habits
         return ObservedScript(
-            sharding=[each.reported() for each in calls.sharding],
+            sharding=[*calls.sharding.values()],
             model=self._model or ObservedModel(),
             optimizers=calls.optimizers,
             loaders=calls.loaders,

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from fsdpbench.base.script_report import Place, Wait
+from fsdpbench.base.result_sections import Place, Wait
 from fsdpbench.base.torch_internals import (
     BaseDataLoaderIter,
     IterableDatasetFetcher,

@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from fsdpbench.base.result_sections import MemoryAccount, MemoryGrowth, MemoryHolder
 from fsdpbench.base.torch_internals import set_is_profiler_enabled
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
 from fsdpbench.sim.torch_device.accelerator import Accelerator
@@ -53,21 +54,17 @@ class Growth:
             self._settled = sums
         self._last = sums
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the report; `per_step_bytes` is 0 unless every step since the second added memory."""
+    def report(self) -> MemoryGrowth:
+        """Return the steps' bytes and what each adds."""
         steps = len(self._at_ends) - _SETTLED_STEP
         settled = self._at_ends[_SETTLED_STEP - 1 :]
         grows = steps > 0 and all(late > early for early, late in pairwise(settled))
         added = {where: size - self._settled.get(where, 0) for where, size in self._last.items()}
         ordered = sorted((item for item in added.items() if item[1] > 0), key=lambda item: -item[1])
-        return {
-            "at_step_ends_bytes": self._at_ends,
-            "per_step_bytes": (settled[-1] - settled[0]) // steps if grows else 0,
-            "where": [
-                {"module": module, "line": line, "bytes": size}
-                for (module, line), size in (ordered[:_MOST_PLACES] if grows else [])
-            ],
-        }
+        if not grows:
+            return MemoryGrowth(self._at_ends)
+        where = [MemoryHolder(module, size, line) for (module, line), size in ordered[:_MOST_PLACES]]
+        return MemoryGrowth(self._at_ends, (settled[-1] - settled[0]) // steps, where)
 
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
@@ -120,7 +117,7 @@ _OF_COLLECTIVES = {
 """(kind, whether it is an input) -> the buffer's purpose."""
 
 
-class MemoryAccount:
+class Account:
     """Account of a simulation from `begin` on; `report` may be called at any time after."""
 
     def __init__(self, accelerator: Accelerator, line: "Lines | None" = None) -> None:
@@ -162,8 +159,8 @@ class MemoryAccount:
             self._buffers.pop(event.address, None)
             self._shards.discard(event.address)
 
-    def report(self) -> dict[str, object]:
-        """Return present holders as plain values: bytes, names, and the program's place."""
+    def report(self) -> MemoryAccount:
+        """Return the present holders, and the program's place."""
         here = self._places.now()
         owned, known = self._owned(), bool(self._places.roots)
         sums: dict[str, int] = dict.fromkeys((category.value for category in Category), 0)
@@ -181,20 +178,20 @@ class MemoryAccount:
             found[0] += size
             found[1] += 1
         stats, allocator = self._accelerator.allocator.stats, self._accelerator.allocator
-        return {
-            "step": here.step,
-            "phase": here.phase.value,
-            "module": here.module,
-            "line": here.line,
-            "held_bytes": {name: size for name, size in sums.items() if size},
-            "waiting_bytes": stats.active_bytes - stats.allocated_bytes,
-            "unused_bytes": stats.reserved_bytes - stats.active_bytes,
-            "outside_bytes": allocator.total_bytes - allocator.device.capacity_bytes,
-            "free_bytes": allocator.device.free_bytes,
-            "total_bytes": allocator.total_bytes,
-            "holders": _largest(holders),
-            "growth": self._growth.to_dict(),
-        }
+        return MemoryAccount(
+            step=here.step,
+            phase=here.phase.value,
+            module=here.module,
+            line=here.line,
+            held_bytes={name: size for name, size in sums.items() if size},
+            waiting_bytes=stats.active_bytes - stats.allocated_bytes,
+            unused_bytes=stats.reserved_bytes - stats.active_bytes,
+            outside_bytes=allocator.total_bytes - allocator.device.capacity_bytes,
+            free_bytes=allocator.device.free_bytes,
+            total_bytes=allocator.total_bytes,
+            holders=_largest(holders),
+            growth=self._growth.report(),
+        )
 
     def _owned(self) -> dict[int, Category]:
         """Return the addresses that modules and optimizers own."""
@@ -228,10 +225,10 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
     return found
 
 
-def _largest(holders: dict[tuple[str, str, str | None], list[int]]) -> list[dict[str, object]]:
+def _largest(holders: dict[tuple[str, str, str | None], list[int]]) -> list[MemoryHolder]:
     ordered = sorted(holders.items(), key=lambda item: (-item[1][0], str(item[0])))[:_MOST_HOLDERS]
     return [
-        {"category": category, "module": module, "line": line, "bytes": size, "count": count}
+        MemoryHolder(module, size, line, category, count)
         for (category, module, line), (size, count) in ordered
     ]
 

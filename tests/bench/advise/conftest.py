@@ -14,7 +14,7 @@ import pytest
 from fsdpbench.answers.advise.candidates import Candidate, candidates
 from fsdpbench.answers.advise.edits import NoDiffError, diff_of
 from fsdpbench.base.configuration.config import WhatIf
-from fsdpbench.base.script_report import ObservedScript
+from fsdpbench.base.result_sections import ObservedScript
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.result import Result

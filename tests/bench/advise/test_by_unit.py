@@ -17,7 +17,7 @@ from fsdpbench.answers.advise.edits import NoDiffError, diff_of
 from fsdpbench.answers.advise.text import describe_fitting, entry
 from fsdpbench.answers.prove.real_runs import run_ranks
 from fsdpbench.base.configuration.config import Config, WhatIf
-from fsdpbench.base.script_report import ObservedModel, ObservedScript, Place, RepeatedBlocks, ShardingCall
+from fsdpbench.base.result_sections import ObservedModel, ObservedScript, Place, RepeatedBlocks, ShardingCall
 from fsdpbench.base.settings.values import spread
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.reports.result import Result

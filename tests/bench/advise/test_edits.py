@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from fsdpbench.answers.advise.edits import Edit, NoDiffError, diff_of
-from fsdpbench.base.script_report import Place
+from fsdpbench.base.result_sections import Place
 
 
 def place(folder: Path, text: str, call: str, file: str = "train.py") -> Place:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from fsdpbench.answers.explain import advice
-from fsdpbench.base.script_report import BatchOption, LoaderCall, ObservedScript, ShardingCall
+from fsdpbench.base.result_sections import BatchOption, LoaderCall, ObservedScript, ShardingCall
 from fsdpbench.cli.requests.script_request import config_asked_for, script_config
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.answers.explain.advice import Change, account_of, grows, steps_until_full
+from fsdpbench.answers.explain.advice import Change, grows, steps_until_full
 from fsdpbench.base.configuration.config import WhatIf
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import Trial
@@ -161,7 +161,7 @@ def test_growth_that_fills_memory_soon_is_no_fit() -> None:
     growth = {"per_step_bytes": 10, "at_step_ends_bytes": [0, 10, 20]}
     account = {"growth": growth, "free_bytes": 500, "unused_bytes": 500}
     trial = Trial(Any, Result.of({"status": "ok", "memory_account": account}))  # type: ignore[arg-type]
-    assert steps_until_full(account_of(trial)) == 103
+    assert steps_until_full(trial.account) == 103
     assert grows(trial)
     roomy = Result.of({"status": "ok", "memory_account": account | {"free_bytes": 10**9}})
     assert not grows(Trial(Any, roomy))  # type: ignore[arg-type]

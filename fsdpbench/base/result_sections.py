@@ -1,7 +1,7 @@
-"""The section `script` of `result.json`: how a user's script ran on rank 0, and what it was observed to do.
+"""Sections of `result.json` that a rank writes and answers read: how a user's script ran and what it was
+observed to do, values that it read from simulated tensors, and who held memory.
 
-`fsdpbench.script` writes it, advice and `prove` read it; both use these types. A key that an older file lacks
-has its default.
+A key that an older file lacks has its default.
 """
 
 from typing import Any, Self
@@ -222,3 +222,53 @@ class ScriptReport(msgspec.Struct, frozen=True, kw_only=True):
     peaks: dict[str, int] = {}
     host_peak: HostMemory = HostMemory()
     saved: SavedCheckpoint | None = None
+
+
+class PlaceholderDecision(msgspec.Struct, frozen=True):
+    """A question that a line of a script asked of a simulated tensor, the answer, and how often."""
+
+    file: str
+    line: int
+    operation: str
+    answer: bool | int | float | str | None
+    count: int
+
+
+class MemoryHolder(msgspec.Struct, frozen=True):
+    """A place in the program that holds `bytes`; `count`: its tensors, `line`: of a script."""
+
+    module: str
+    bytes: int
+    line: str | None = None
+    category: str = ""
+    count: int = 0
+
+
+class MemoryGrowth(msgspec.Struct, frozen=True):
+    """The bytes allocated at the end of each step, and what each step adds: 0 unless every step since the
+    second adds memory. `where`: places that allocated it, the largest first."""
+
+    at_step_ends_bytes: list[int] = []
+    per_step_bytes: int = 0
+    where: list[MemoryHolder] = []
+
+
+class MemoryAccount(msgspec.Struct, frozen=True):
+    """The memory of a simulated GPU as it ran out, or at its end: who held it, and where the program was.
+
+    total_bytes = held_bytes of all categories + waiting (other streams) + unused (reserved) + outside (the
+    allocator) + free.
+    """
+
+    step: int = 0
+    phase: str = ""
+    module: str = ""
+    line: str | None = None
+    held_bytes: dict[str, int] = {}
+    waiting_bytes: int = 0
+    unused_bytes: int = 0
+    outside_bytes: int = 0
+    free_bytes: int = 0
+    total_bytes: int = 0
+    holders: list[MemoryHolder] = []
+    growth: MemoryGrowth = MemoryGrowth()
