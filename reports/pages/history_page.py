@@ -1,9 +1,10 @@
 """The page of a history (as `check --history --json` prints it): figures over commits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.shell import ASSETS, write_page
@@ -12,6 +13,47 @@ from fsdpbench.reports.pages.whole_run import Chart, Table, axis, chart_text, sc
 _COLOURS = ("--compute", "--gather", "--reduce", "--allreduce", "--exposed", "--copy")
 _WORDS = {frozenset([True]): "worse", frozenset([False]): "better", frozenset([None]): "changed"}
 MOST_LINES = 24
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """A point of the history; `revision` is None for what is not committed yet."""
+
+    revision: str | None
+    date: str
+    subject: str
+
+
+class Series(msgspec.Struct, frozen=True):
+    """One figure of one configuration at each commit; None at those that do not know it."""
+
+    configuration: str
+    metric: str
+    values: list[float | None]
+    unit: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A figure that has a new level from a commit on. `change`: relative; None where it was 0. `worse`: None
+    where the figure has no better side, or did not move."""
+
+    revision: str | None
+    configuration: str
+    metric: str
+    before: float
+    after: float
+    change: float | None
+    worse: bool | None
+
+
+class History(msgspec.Struct, frozen=True):
+    """The history of the baseline at a path, the oldest commit first. `notes`: what is left out, and why."""
+
+    schema: int
+    baseline: str
+    commits: list[Commit]
+    series: list[Series]
+    steps: list[Step]
+    notes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,41 +77,41 @@ class StepGroup:
         return low if low == high else f"{low} to {high}"
 
 
-def step_groups(content: Mapping[str, Any]) -> list[StepGroup]:
+def step_groups(history: History) -> list[StepGroup]:
     """Return the steps by commit and figure, newest first."""
-    groups: dict[tuple[str | None, str], list[Mapping[str, Any]]] = {}
-    for step in content["steps"]:
-        groups.setdefault((step["revision"], step["metric"]), []).append(step)
-    commits = {commit["revision"]: commit for commit in content["commits"]}
-    order = {commit["revision"]: place for place, commit in enumerate(content["commits"])}
+    groups: dict[tuple[str | None, str], list[Step]] = {}
+    for step in history.steps:
+        groups.setdefault((step.revision, step.metric), []).append(step)
+    commits = {commit.revision: commit for commit in history.commits}
+    order = {commit.revision: place for place, commit in enumerate(history.commits)}
     found = [
         StepGroup(
             revision,
-            commits[revision]["date"],
-            commits[revision]["subject"],
+            commits[revision].date,
+            commits[revision].subject,
             metric,
             len(steps),
-            _range([step["change"] for step in steps]),
-            _WORDS.get(frozenset(step["worse"] for step in steps), "mixed"),
+            _range([step.change for step in steps]),
+            _WORDS.get(frozenset(step.worse for step in steps), "mixed"),
         )
         for (revision, metric), steps in groups.items()
     ]
     return sorted(found, key=lambda group: -order[group.revision])
 
 
-def write_history_page(content: Mapping[str, Any], target: Path) -> Path:
+def write_history_page(history: History, target: Path) -> Path:
     """Write the page, a chart for each figure with a step, to `target`, or nothing. Raises `OSError`."""
-    groups = step_groups(content)
-    stepped = {step["metric"] for step in content["steps"]}
-    metrics = dict.fromkeys(each["metric"] for each in content["series"])
+    groups = step_groups(history)
+    stepped = {step.metric for step in history.steps}
+    metrics = dict.fromkeys(each.metric for each in history.series)
     return write_page(
         target,
         f"{ASSETS}/history.html.jinja",
-        title=f"History of {Path(content['baseline']).name}",
-        sentence=_sentence(content, groups),
-        charts=[_chart(content, metric) for metric in metrics if metric in stepped],
+        title=f"History of {Path(history.baseline).name}",
+        sentence=_sentence(history, groups),
+        charts=[_chart(history, metric) for metric in metrics if metric in stepped],
         table=_table(groups),
-        notes=content["notes"],
+        notes=history.notes,
     )
 
 
@@ -85,15 +127,15 @@ def _range(changes: Sequence[float | None]) -> tuple[float, float] | None:
     return (min(known), max(known)) if len(known) == len(changes) else None
 
 
-def _sentence(content: Mapping[str, Any], groups: Sequence[StepGroup]) -> str:
-    commits = content["commits"]
-    dates = [commit["date"] for commit in commits if commit["date"]]
+def _sentence(history: History, groups: Sequence[StepGroup]) -> str:
+    commits = history.commits
+    dates = [commit.date for commit in commits if commit.date]
     when = f" from {dates[0]} to {dates[-1]}" if dates else ""
     text = f"{len(commits)} commit{'s' if len(commits) > 1 else ''}{when}"
     if not groups:
         return f"{text}: no figure changed its level."
-    steps = content["steps"]
-    worse, better = (sum(step["worse"] is way for step in steps) for way in (True, False))
+    steps = history.steps
+    worse, better = (sum(step.worse is way for step in steps) for way in (True, False))
     last = groups[0]
     return (
         f"{text}: {len(steps)} steps, {worse} for the worse and {better} for the better. "
@@ -106,21 +148,19 @@ def _label(revision: str | None) -> str:
     return revision[:9] if revision else "now"
 
 
-def _chart(content: Mapping[str, Any], metric: str) -> Chart:
-    commits = content["commits"]
-    series = [each for each in content["series"] if each["metric"] == metric][:MOST_LINES]
-    relative = all(_first(each["values"]) for each in series)
-    steps = {
-        (step["configuration"], step["revision"]) for step in content["steps"] if step["metric"] == metric
-    }
+def _chart(history: History, metric: str) -> Chart:
+    commits = history.commits
+    series = [each for each in history.series if each.metric == metric][:MOST_LINES]
+    relative = all(_first(each.values) for each in series)
+    steps = {(step.configuration, step.revision) for step in history.steps if step.metric == metric}
     data = []
     for number, each in enumerate(series):
-        marks = [11 if (each["configuration"], commit["revision"]) in steps else 4 for commit in commits]
+        marks = [11 if (each.configuration, commit.revision) in steps else 4 for commit in commits]
         data.append(_line(each, relative, marks, _COLOURS[number % len(_COLOURS)]))
     every = max(1, len(commits) // 12)
     places = list(range(0, len(commits), every))
-    unit = "change since the first, %" if relative else series[0]["unit"]
-    ticks = {"tickvals": places, "ticktext": [_label(commits[p]["revision"]) for p in places]}
+    unit = "change since the first, %" if relative else series[0].unit
+    ticks = {"tickvals": places, "ticktext": [_label(commits[p].revision) for p in places]}
     layout = {
         "height": 300,
         "showlegend": len(series) <= 6,
@@ -128,28 +168,28 @@ def _chart(content: Mapping[str, Any], metric: str) -> Chart:
         "yaxis": axis(unit, zeroline=relative),
     }
     rows = tuple(
-        (each["configuration"], *(display.NOTHING if v is None else f"{v:.6g}" for v in each["values"]))
+        (each.configuration, *(display.NOTHING if v is None else f"{v:.6g}" for v in each.values))
         for each in series
     )
-    table = Table(("configuration", *(_label(commit["revision"]) for commit in commits)), rows)
+    table = Table(("configuration", *(_label(commit.revision) for commit in commits)), rows)
     narrow = {"showlegend": False, "xaxis": {"tickvals": places[:: max(1, len(places) // 3)]}}
     summary = f"Lines of {metric} over commits; larger marks where a new level begins."
     return Chart(metric.replace("_", "-"), summary, data, layout, table, narrow)
 
 
-def _line(each: Mapping[str, Any], relative: bool, marks: Sequence[int], colour: str) -> dict[str, object]:
-    values, base = each["values"], _first(each["values"]) or 1.0
+def _line(each: Series, relative: bool, marks: Sequence[int], colour: str) -> dict[str, object]:
+    values, base = each.values, _first(each.values) or 1.0
     shown = [None if v is None else 100 * (v / base - 1) if relative else v for v in values]
-    known = [display.NOTHING if v is None else f"{v:.6g} {each['unit']}" for v in values]
+    known = [display.NOTHING if v is None else f"{v:.6g} {each.unit}" for v in values]
     return scatter(
         "lines+markers",
-        chart_text(each["configuration"], 40),
+        chart_text(each.configuration, 40),
         list(range(len(marks))),
         shown,
         line={"color": f"var({colour})", "width": 1.5, "shape": "hv"},
         marker={"size": marks},
         customdata=known,
-        hovertemplate="%{customdata}<br>" + chart_text(each["configuration"], 70) + "<extra></extra>",
+        hovertemplate="%{customdata}<br>" + chart_text(each.configuration, 70) + "<extra></extra>",
     )
 
 

@@ -6,7 +6,7 @@ import math
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, quantiles, stdev
@@ -22,16 +22,16 @@ from fsdpbench.base.errors import CannotJudgeError, UsageError, written
 from fsdpbench.base.reading import one_line, parse_json
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.figures import Worse
+from fsdpbench.reports.pages.history_page import Commit, History, Series, Step
 
 MOST_COMMITS = 1000
 _GIT_S = 60
 _SEPARATOR = "\x1f"
-_OF_STEP = ("configuration", "metric", "before", "after", "change", "worse")
 
 
 @dataclass(frozen=True)
-class Commit:
-    """A point of the history; `revision` is "" for what is not committed yet."""
+class _Figures:
+    """The figures of a commit; `revision` is "" for what is not committed yet."""
 
     revision: str
     date: str
@@ -44,62 +44,6 @@ class Commit:
         return self.revision[:9] or "now"
 
 
-@dataclass(frozen=True)
-class Step:
-    """A figure of a configuration that has a new level from `commits[place]` on. worse: whether it got worse;
-    None where the figure has no better side, or did not move."""
-
-    place: int
-    configuration: str
-    metric: str
-    before: float
-    after: float
-    worse: bool | None
-
-    @property
-    def change(self) -> float | None:
-        """Relative; None where it was 0."""
-        return (self.after - self.before) / abs(self.before) if self.before else None
-
-
-@dataclass(frozen=True)
-class Series:
-    """One figure of one configuration; None at commits that do not know it."""
-
-    configuration: str
-    metric: str
-    values: tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class History:
-    """Oldest first. notes: what is not in it, and why."""
-
-    path: str
-    commits: tuple[Commit, ...]
-    series: tuple[Series, ...]
-    steps: tuple[Step, ...]
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        commits = [
-            {"revision": each.revision or None, "date": each.date, "subject": each.subject}
-            for each in self.commits
-        ]
-        return {
-            "schema": 1,
-            "baseline": self.path,
-            "commits": commits,
-            "series": [asdict(each) | {"unit": METRICS[each.metric].unit} for each in self.series],
-            "steps": [
-                {"revision": self.commits[step.place].revision or None}
-                | {name: getattr(step, name) for name in _OF_STEP}
-                for step in self.steps
-            ],
-            "notes": list(self.notes),
-        }
-
-
 def read_history(path: Path, now: Side | None = None) -> History:
     """Return the history of the baseline at `path`, and `now` behind it.
 
@@ -107,7 +51,7 @@ def read_history(path: Path, now: Side | None = None) -> History:
     """
     commits, notes = _commits(path)
     if now is not None:
-        commits.append(Commit("", "", "not committed", now.entries, now.surroundings.facts))
+        commits.append(_Figures("", "", "not committed", now.entries, now.surroundings.facts))
     if not commits:
         note = f": {notes[0]}" if notes else ""
         raise CannotJudgeError(f"{path}: no commit has figures that can be read{note}")
@@ -115,10 +59,11 @@ def read_history(path: Path, now: Side | None = None) -> History:
         notes.append("the history has one commit: a shallow clone has no more (fetch-depth: 0 gets all)")
     notes += _changes(commits)
     series = _series(commits)
-    return History(str(path), tuple(commits), tuple(series), tuple(_steps(commits, series)), tuple(notes))
+    points = [Commit(each.revision or None, each.date, each.subject) for each in commits]
+    return History(1, str(path), points, series, _steps(commits, series), notes)
 
 
-def _commits(path: Path) -> tuple[list[Commit], list[str]]:
+def _commits(path: Path) -> tuple[list[_Figures], list[str]]:
     folder = path.resolve().parent
     git_says(folder, "rev-parse", "--is-inside-work-tree", of=path)
     form = _SEPARATOR.join(("%H", "%ad", "%s"))
@@ -127,7 +72,7 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
     lines = [line.split(_SEPARATOR) for line in log.splitlines() if line.count(_SEPARATOR) == 2]
     if not lines:
         raise UsageError(f"{path}: git knows no commit of it; --history reads a committed baseline")
-    found: list[Commit] = []
+    found: list[_Figures] = []
     notes: list[str] = []
     for revision, date, subject in reversed(lines):
         try:
@@ -140,7 +85,7 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
         if figures is None:
             notes.append(f"{revision[:9]} is left out: no figures for torch {torch_minor()}")
             continue
-        found.append(Commit(revision, date, subject, figures.entries(), figures.surroundings))
+        found.append(_Figures(revision, date, subject, figures.entries(), figures.surroundings))
     return found, notes
 
 
@@ -161,7 +106,7 @@ def git_says(folder: Path, *words: str, of: object) -> str:
     return done.stdout
 
 
-def _changes(commits: Sequence[Commit]) -> list[str]:
+def _changes(commits: Sequence[_Figures]) -> list[str]:
     """Return notes on commits where the surroundings of the figures changed (torch, hardware profile, model):
     a step there may come from them, and not from the code."""
     notes = []
@@ -173,12 +118,12 @@ def _changes(commits: Sequence[Commit]) -> list[str]:
     return notes
 
 
-def _series(commits: Sequence[Commit]) -> list[Series]:
+def _series(commits: Sequence[_Figures]) -> list[Series]:
     names = dict.fromkeys(name for commit in commits for name in commit.entries)
     found = (
-        Series(name, metric, tuple(_value(commit.entries.get(name), metric) for commit in commits))
+        Series(name, metric, [_value(commit.entries.get(name), metric) for commit in commits], row.unit)
         for name in names
-        for metric in METRICS
+        for metric, row in METRICS.items()
     )
     return [each for each in found if set(each.values) != {None}]
 
@@ -189,8 +134,8 @@ def _value(entry: Entry | None, metric: str) -> float | None:
     return float(median(known)) if known else None
 
 
-def _steps(commits: Sequence[Commit], series: Sequence[Series]) -> list[Step]:
-    found = []
+def _steps(commits: Sequence[_Figures], series: Sequence[Series]) -> list[Step]:
+    found: list[tuple[int, Step]] = []
     for each in series:
         places = [place for place, value in enumerate(each.values) if value is not None]
         values = [value for value in each.values if value is not None]
@@ -201,8 +146,13 @@ def _steps(commits: Sequence[Commit], series: Sequence[Series]) -> list[Step]:
             before = float(median(values[edges[number - 1] : place]))
             after = float(median(values[place : edges[number + 1]]))
             worse = _is_worse(each, before, after)
-            found.append(Step(places[place], each.configuration, each.metric, before, after, worse))
-    return sorted(found, key=lambda step: (step.place, list(METRICS).index(step.metric), step.configuration))
+            change = (after - before) / abs(before) if before else None
+            revision = commits[places[place]].revision or None
+            step = Step(revision, each.configuration, each.metric, before, after, change, worse)
+            found.append((places[place], step))
+    order = {metric: number for number, metric in enumerate(METRICS)}
+    found.sort(key=lambda one: (one[0], order[one[1].metric], one[1].configuration))
+    return [step for _, step in found]
 
 
 def _is_worse(series: Series, before: float, after: float) -> bool | None:

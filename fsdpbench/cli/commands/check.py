@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 from msgspec.structs import replace
 
 from fsdpbench.answers.check import LEAVE_OUT
@@ -25,11 +26,10 @@ from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
     from fsdpbench.answers.check.compare import Comparison
-    from fsdpbench.answers.check.history import History
     from fsdpbench.answers.check.records.baseline import Baseline
     from fsdpbench.answers.check.records.entries import Entry
     from fsdpbench.answers.check.records.sides import Side
-    from fsdpbench.reports.pages.history_page import StepGroup
+    from fsdpbench.reports.pages.history_page import History, StepGroup
 
 
 _NOISE_RUNS = 20
@@ -206,21 +206,20 @@ def show_history(history: History, form: str, output: Path | None) -> None:
     """Print `history` as `form` (text, json, md) and write its page to `output`. Raises `BenchError`."""
     from fsdpbench.reports.pages.history_page import step_groups, write_history_page
 
-    content = history.to_dict()
-    groups = step_groups(content)
+    groups = step_groups(history)
     if form == "json":
-        show_json(content)
+        show_json(msgspec.to_builtins(history))
     elif form == "md":
         show("\n".join(_markdown(groups)))
     else:
         commits = len(history.commits)
-        show(f"{history.path}: {commits} commit{'s' if commits != 1 else ''}, {len(history.steps)} steps")
+        show(f"{history.baseline}: {commits} commit{'s' if commits != 1 else ''}, {len(history.steps)} steps")
         show("\n".join(_lines(groups)) if groups else "no figure changed its level")
     for note in history.notes:
         tell(f"note: {note}")
     if output is not None:
         with written(output):
-            write_history_page(content, output)
+            write_history_page(history, output)
         tell(f"wrote {output}")
 
 
