@@ -1,72 +1,60 @@
 """The explanation in words and as an offline page: where memory ran out, what held it, what to change."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from fsdpbench.answers.explain.advice import Advice, Proposal, grows, steps_until_full
 from fsdpbench.base.errors import error_text
+from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.base.result_sections import MemoryAccount
+from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.analysis.out_of_memory import size_text
-from fsdpbench.sweep.trials import Trial
 
 _CLOSE = 0.03
 """With less than this share of the memory to spare a change is called tight."""
-_MOST_HOLDERS = 6
 _MOST_FITS = 8
 _WRITTEN = 46
 
 
 def describe_advice(advice: Advice) -> str:
     """Return the explanation as lines for people; all figures are simulated."""
+    parts = ["head"]
+    if _ran_out(advice) or advice.as_it_is.fits:
+        parts += ["growth"]
+        parts += ["changes"] * bool(_ran_out(advice) or advice.fits or advice.misses or advice.unstopped)
+    return _rendered(advice, advice.as_it_is.account, *parts)
+
+
+def describe_changes(advice: Advice) -> str:
+    """Return the changes of `advice` that fit, and those that are not enough."""
+    return _rendered(advice, advice.as_it_is.account, "changes")
+
+
+def _ran_out(advice: Advice) -> bool:
+    return advice.as_it_is.result.memory_account is not None and advice.as_it_is.status is Status.OOM
+
+
+def _rendered(advice: Advice, account: MemoryAccount, *parts: str) -> str:
     trial = advice.as_it_is
-    if trial.result.memory_account is None or trial.status.value != "oom":
-        return "\n".join(_without_oom(advice))
-    account = trial.account
-    lines = [
-        f"Memory runs out in step {account.step}, phase {account.phase}"
-        + (f", in {account.module}" if account.module != "outside of modules" else "")
-        + (f", at {account.line}" if account.line else ""),
-        *([". ".join(trial.cause.split(". ")[:3])] if trial.cause else []),
-        *_how(trial),
-        "",
-        *_held(account),
-        *_holders(account),
-        *growth_lines(account),
-        "",
-        *change_lines(advice),
-    ]
-    return "\n".join(lines)
-
-
-def _how(trial: Trial) -> Iterator[str]:
-    """Eager or compiled; a script decides that itself."""
-    if trial.config.script is None:
-        yield f"The {'compiled' if trial.config.settings.compile else 'eager'} program was simulated."
-
-
-def _without_oom(advice: Advice) -> Iterator[str]:
-    trial = advice.as_it_is
-    if not trial.fits:
-        yield f"No answer: the simulation failed ({trial.status.value}): {trial.cause}"
-        return
-    steps = steps_until_full(trial.account) if grows(trial) else None
-    if steps is not None:
-        yield f"Memory grows from step to step, and runs out after about {steps:,} steps."
-    peak = f"it reserves {size_text(trial.reserved)} at most ({trial.retries:g} allocator retries a step)"
-    if trial.retries or trial.risky:
-        yield f"Simulated, it hardly fits: {peak}. On GPUs it may run out of memory."
-    elif steps is not None:
-        yield f"Its first steps, simulated, fit: {peak}."
-    else:
-        yield f"Simulated, it does not run out of memory: {peak}."
-        yield error_text("text.not_on_these_gpus")
-    yield from _how(trial)
-    yield from growth_lines(trial.account)
-    if advice.fits or advice.misses or advice.unstopped:
-        yield ""
-        yield from change_lines(advice)
+    return rendered_beside(
+        __file__,
+        "text.jinja",
+        parts=parts,
+        advice=advice,
+        trial=trial,
+        account=account,
+        out=_ran_out(advice),
+        held=held_rows(account),
+        growing=grows(trial),
+        stops=grows(trial) or grows(advice.roomy),
+        steps=steps_until_full(account),
+        proposal_lines=lambda proposal: _proposal(proposal, advice).splitlines(),
+        most=_MOST_FITS,
+        size=size_text,
+        text=error_text,
+    ).rstrip("\n")
 
 
 def held_rows(account: MemoryAccount) -> list[tuple[str, int]]:
@@ -81,63 +69,7 @@ def held_rows(account: MemoryAccount) -> list[tuple[str, int]]:
     return sorted(((what, size) for what, size in rows if size), key=lambda row: -row[1])
 
 
-def _held(account: MemoryAccount) -> Iterator[str]:
-    total = account.total_bytes
-    yield f"What held the {size_text(total)}:"
-    for what, size in held_rows(account):
-        yield f"  {what:<44}{size_text(size):>12}{size / total:>7.0%}"
-
-
-def _holders(account: MemoryAccount) -> Iterator[str]:
-    yield ""
-    yield "The largest, by module" + (" and line:" if any(each.line for each in account.holders) else ":")
-    for each in account.holders[:_MOST_HOLDERS]:
-        line = f"  {each.line}" if each.line else ""
-        yield f"  {size_text(each.bytes):>12}  {each.category}, {each.module}{line}"
-
-
-def growth_lines(account: MemoryAccount) -> Iterator[str]:
-    """Yield what grows from step to step; nothing where too few steps ended."""
-    growth = account.growth
-    ends = growth.at_step_ends_bytes
-    if not growth.per_step_bytes:
-        if len(ends) > 2:
-            yield ""
-            yield f"Nothing grows from step to step ({len(ends)} steps, {size_text(ends[-1])} at their ends)."
-        return
-    yield ""
-    yield error_text("text.memory_grows", size_text(growth.per_step_bytes))
-    for each in growth.where:
-        yield f"  {size_text(each.bytes):>12}  {each.module}" + (f", {each.line}" if each.line else "")
-    yield f"At this rate memory runs out after about {steps_until_full(account):,} steps."
-
-
-def change_lines(advice: Advice) -> Iterator[str]:
-    """Yield the changes of `advice` that fit, and those that are not enough."""
-    growing = grows(advice.as_it_is) or grows(advice.roomy)
-    if advice.unstopped:
-        yield error_text("text.not_detached")
-        return
-    if advice.roomy.allocated is not None and not growing:
-        needed = size_text(advice.roomy.allocated)
-        yield f"It needs {needed} of tensors at its peak (simulated with more room)."
-    if not advice.fits:
-        tried = f"None of {len(advice.misses)} changes and combinations that were simulated"
-        yield f"{tried if advice.misses else 'No change that could be simulated'} fits."
-        return
-    if growing:
-        yield "What stops the growth, simulated:"
-    elif advice.as_it_is.fits:
-        yield "Changes that leave room, each simulated, the cheapest first:"
-    else:
-        yield "Changes that fit, each simulated, the cheapest first:"
-    for proposal in advice.fits[:_MOST_FITS]:
-        yield f"  {proposal_line(proposal, advice)}"
-    if advice.misses:
-        yield "Not enough, simulated too: " + "; ".join(change.write for change in advice.misses[:_MOST_FITS])
-
-
-def proposal_line(proposal: Proposal, advice: Advice) -> str:
+def _proposal(proposal: Proposal, advice: Advice) -> str:
     """Return one change, its price and what it leaves."""
     trial, account = proposal.trial, advice.as_it_is.account
     price = "speed unknown" if proposal.price is None else price_words(proposal.price)
@@ -149,7 +81,7 @@ def proposal_line(proposal: Proposal, advice: Advice) -> str:
         note = ", tight"
     last = " (last resort)" if proposal.change.last_resort else ""
     write = proposal.change.write
-    written = f"{write:<{_WRITTEN}}" if len(write) < _WRITTEN else f"{write}\n  {'':<{_WRITTEN}}"
+    written = f"{write:<{_WRITTEN}}" if len(write) < _WRITTEN else f"{write}\n{'':<{_WRITTEN}}"
     return f"{written}{price:<14}{size_text(trial.reserved):>11}{note}  {proposal.change.meaning}{last}"
 
 
@@ -210,6 +142,6 @@ def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
         advice=advice,
         held=held_rows(account),
         account=account,
-        growth=[line for line in growth_lines(account) if line] if out else [],
+        growth=_rendered(advice, account, "growth").strip().splitlines() if advice and out else [],
         texts=texts[:-1] if out else texts,
     )

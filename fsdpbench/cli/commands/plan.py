@@ -66,7 +66,7 @@ def command(
     """
     if not no_predict:
         fork_server.start("sim", asks_to_compile(options, assignments, space))
-    from fsdpbench.answers.explain.text import as_dict, change_lines
+    from fsdpbench.answers.explain.text import as_dict, describe_changes
     from fsdpbench.cli.requests.request import with_fitting_batches
     from fsdpbench.sweep.prediction import best_first, forecast
     from fsdpbench.sweep.trials import jobs_for
@@ -96,7 +96,7 @@ def command(
         _print(plan.points, plan.notes, foreseen, budget)
         if advice is not None:
             nearest = units.words_of(advice.as_it_is.config)
-            show("\n".join((f"Nothing fits. Of {nearest}:", *change_lines(advice))))
+            show(f"Nothing fits. Of {nearest}:\n{describe_changes(advice)}")
         if len(by_count) > 1:
             print_rows(by_count, budget)
         print_endured(by_count)
