@@ -48,6 +48,11 @@ class Tried:
     """Why there is none."""
 
     @property
+    def name(self) -> str:
+        """Return the name of its variation, without a value."""
+        return self.candidate.variation.partition("=")[0]
+
+    @property
     def gain(self) -> float | None:
         """Return the share by which training is faster (0.05: 5 %)."""
         return None if self.paired is None else self.paired.change

@@ -1,12 +1,14 @@
 """The advice in words, and as plain values."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fsdpbench.answers.advise.advisor import GROUPS, Advice, Tried
 from fsdpbench.answers.advise.candidates import Kind
+from fsdpbench.base.files.documents import rendered_beside
+from fsdpbench.reports.result import Status
 
-_MOST_POSSIBLE = 6
+_HEAD = "Advice; gains are simulated, and the real one is in the brackets in 9 of 10 cases:"
 _MUCH = 0.1
 _NOTHING = 0.0005
 _WIDTH = 80
@@ -14,7 +16,11 @@ _WIDTH = 80
 
 def describe_advice(advice: Advice) -> str:
     """Return the advice as lines of at most 80 columns; lines of the script stay as they are."""
-    return "\n".join(line for text in _lines(advice) for line in _wrapped(text))
+    groups = _groups(advice.nothing)
+    rest = rendered_beside(__file__, "text.jinja", advice=advice, groups=groups, gain_words=gain_words)
+    numbered = [line for place, each in enumerate(advice.advice, 1) for line in _numbered(place, each)]
+    lines = [_HEAD, *numbered] if numbered else []
+    return "\n".join(line for text in (*lines, *rest.splitlines()) for line in _wrapped(text))
 
 
 def describe_fitting(each: Tried) -> str:
@@ -31,48 +37,21 @@ def _wrapped(text: str) -> list[str]:
     )
 
 
-def _lines(advice: Advice) -> Iterator[str]:
-    tried = len(advice.advice) + len(advice.possible) + len(advice.nothing)
-    if advice.advice:
-        yield "Advice; gains are simulated, and the real one is in the brackets in 9 of 10 cases:"
-        for number, each in enumerate(advice.advice, 1):
-            yield from _numbered(number, each)
-    else:
-        yield f"No advice: nothing is wrong with the script, and none of {tried} variants is worth a change."
-    for each in advice.no_effect:
-        setting = f"{each.candidate.what} ({each.candidate.place})"
-        yield f"No effect: {setting} changes neither time nor memory here."
-    if advice.possible:
-        yield "Faster too, at a price:"
-        for each in advice.possible[:_MOST_POSSIBLE]:
-            tight = " (memory is tight)" if each.trial.risky else ""
-            yield f"  {gain_words(each)}: {each.candidate.write}{tight}"
-    others = [each for each in advice.nothing if each.more]
-    compared = [each for each in advice.nothing if each.gain is not None]
-    small = [each for each in compared if (each.gain or 0.0) >= _NOTHING]
-    slower = [each for each in compared if each not in small]
-    bounded = [each for each in advice.nothing if each.candidate.most is not None]
-    without = [each for each in advice.nothing if each.gain is None and each not in (*bounded, *others)]
-    unfit = [each for each in without if each.trial.status.value == "oom"]
-    failed = [each for each in without if each.trial.status.value != "oom"]
-    for said, found in (("Too little gain to change it", small), ("No gain", slower)):
-        if found:
-            yield f"{said}: " + ", ".join(f"{_name(e)} ({e.gain:+.1%})" for e in found)
-    if bounded:
-        most = max(each.candidate.most or 0.0 for each in bounded)
-        names = ", ".join(map(_name, bounded))
-        yield f"Not simulated, since so little of a step waits that they gain {most:.1%} at most: {names}"
-    for each in others:
-        more = f"{abs(each.more)} parameters {'more' if each.more > 0 else 'fewer'}"
-        yield f"Not compared: {each.candidate.variation} trains {more} than the script"
-    if unfit:
-        yield "Do not fit: " + ", ".join(map(_name, unfit))
-    if failed:
-        yield "Could not be tried: " + ", ".join(map(_name, failed))
-
-
-def _name(each: Tried) -> str:
-    return each.candidate.variation.partition("=")[0]
+def _groups(nothing: Sequence[Tried]) -> dict[str, list[Tried]]:
+    """Return what was tried for nothing, by the reason."""
+    groups: dict[str, list[Tried]] = {
+        name: [] for name in ("others", "bounded", "small", "slower", "unfit", "failed")
+    }
+    for each in nothing:
+        if each.more:
+            groups["others"].append(each)
+        if each.gain is not None:
+            groups["small" if each.gain >= _NOTHING else "slower"].append(each)
+        elif each.candidate.most is not None:
+            groups["bounded"].append(each)
+        elif not each.more:
+            groups["unfit" if each.trial.status is Status.OOM else "failed"].append(each)
+    return groups
 
 
 def _numbered(number: int, each: Tried) -> Iterator[str]:
