@@ -3,15 +3,13 @@
 import json
 import re
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from fsdpbench.base.result_sections import PlaceholderDecision
-from fsdpbench.reports.result import Access, RankComparison, Result
+from fsdpbench.base.files.documents import rendered_beside
+from fsdpbench.reports.result import Result
 
-_MOST_SHOWN = 5
 _GIB = 2**30
 _SETTINGS = re.compile(r" \([a-z_]+=[^()]*\)")
 _COSTS = {
@@ -50,64 +48,24 @@ def _largest_cost(result: Result) -> str | None:
 
 
 def script_notes(result: Result) -> list[str]:
-    """Return notes on a script: comparison of ranks, decided values, redirected files."""
-    return [
-        *_ranks(result.rank_check, str(result.message), int((result.config or {})["gpus"])),
-        *_decisions(result.placeholder_decisions or []),
-        *_files(result),
-    ]
+    """Return notes on a script: comparison of ranks (of a difference both stacks, the script's own lines
+    first), decided values, redirected files."""
+    files = result.redirected_files if isinstance(result.redirected_files, dict) else {}
+    return _section(
+        "script",
+        check=result.rank_check,
+        cause=str(result.message),
+        gpus=int((result.config or {})["gpus"]),
+        decisions=sorted(result.placeholder_decisions or [], key=lambda each: -each.count),
+        json=json.dumps,
+        files=files,
+        folder=Path(result.folder or "") / files.get("folder", ""),
+    )
 
 
-def _ranks(check: RankComparison | None, cause: str, gpus: int) -> list[str]:
-    """Return the result of comparing ranks: both stacks of a difference, the script's own lines first."""
-    if check is None:
-        return []
-    difference = check.difference
-    if difference is None:
-        calls = check.collectives.calls
-        counts = sorted(set(calls.values()))
-        number = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-        alike = ", and fail in the same way" if "ok" not in check.collectives.ended.values() else ""
-        text = f"ranks {', '.join(calls)} call the same {number} collectives{alike}"
-        rest = gpus - len(calls)
-        left = "" if rest <= 0 else f"; the other {rest} were not run (--check-ranks {gpus} runs all)"
-        return [text + left]
-    lines = [] if difference.message in cause else [difference.message]  # the cause is shown as well
-    sides = ((difference.rank, difference.stack), (difference.other_rank, difference.other_stack))
-    for rank, stack in sides:
-        if stack:
-            lines.append(f"  rank {rank}, your lines first, innermost first:")
-            lines += [f"    {each.file}:{each.line} in {each.function}" for each in stack]
-    return lines
-
-
-def _decisions(decisions: list[PlaceholderDecision]) -> list[str]:
-    if not decisions:
-        return []
-    most = sorted(decisions, key=lambda each: -each.count)
-    lines = [
-        f"  {Path(each.file).name}:{each.line}: {each.operation} -> {json.dumps(each.answer)}, "
-        f"{each.count} {'time' if each.count == 1 else 'times'}"
-        for each in most[:_MOST_SHOWN]
-    ]
-    rest = f" (the most frequent of {len(most)}; all are in result.json)" if len(most) > _MOST_SHOWN else ""
-    return [f"the script decided by values that simulated tensors do not have{rest}:", *lines]
-
-
-def _files(result: Result) -> list[str]:
-    files = result.redirected_files
-    if not isinstance(files, dict) or not files:
-        return []
-    lines = []
-    if files["count"]:
-        shown = ", ".join(files["files"][:_MOST_SHOWN]) + (", ..." if files["count"] > _MOST_SHOWN else "")
-        where = Path(result.folder or "") / files["folder"]
-        what = "1 file" if files["count"] == 1 else f"{files['count']} files"
-        lines.append(f"{what} of simulated tensors ({files['bytes'] / 1e6:,.1f} MB) went to {where}: {shown}")
-    if files["left_in_place"]:
-        shown = ", ".join(files["left_in_place"][:_MOST_SHOWN])
-        lines.append(f"removed or replaced for the script alone, still there: {shown}")
-    return lines
+def _section(name: str, **values: object) -> list[str]:
+    """Return the lines of a section of the template."""
+    return rendered_beside(__file__, "notes.jinja", section=name, **values).splitlines()
 
 
 def buffer_notes(result: Result) -> list[str]:
@@ -129,33 +87,8 @@ def sanitizer_notes(result: Result, width: int | None = None) -> list[str]:
     if found is None:
         return []
     findings = sorted(found.findings, key=lambda each: -each.count)
-    count = len(findings)
-    if count:
-        lines = [f"sanitizer: {count} {'finding' if count == 1 else 'findings'}, the most frequent first"]
-    else:
-        lines = [f"sanitizer: no race in {found.accesses:,} uses of memory"]
-    for finding in findings[:_MOST_SHOWN]:
-        kind = finding.kind.replace("_", " ")
-        times = "once" if finding.count == 1 else f"{finding.count:,} times"
-        lines.append(f"  {kind}, {times}, {finding.bytes:,} bytes ({finding.role}):")
-        lines += [f"    {_access_line(side)}" for side in (finding.first, finding.second)]
-        lines.append(f"    {finding.hint}")
-    if count > _MOST_SHOWN:
-        lines.append(f"  {count - _MOST_SHOWN} more in result.json and in the report")
-    for hint in found.hints[:_MOST_SHOWN]:
-        times = "once" if hint.count == 1 else f"{hint.count:,} times"
-        where = hint.stack[0].split(" ")[0] if hint.stack else "unknown"
-        lines.append(f"  hint, {times}, at {where}: {hint.hint}")
+    lines = _section("sanitizer", findings=findings, hints=found.hints, accesses=found.accesses)
     return [part for line in lines for part in _folded(line, width)]
-
-
-def _access_line(access: Access) -> str:
-    """Return one access in a line."""
-    where = access.line
-    if access.forward_line:
-        where += f", backward of {access.forward_line}"
-    unit = f", {access.unit}" if access.unit else ""
-    return f"{access.access:5} {access.operation} at {where}; {access.stream}, {access.phase}{unit}"
 
 
 def _folded(line: str, width: int | None) -> list[str]:
@@ -167,21 +100,10 @@ def _folded(line: str, width: int | None) -> list[str]:
     )
 
 
-def soak_notes(result: Result) -> Iterator[str]:
-    """Yield lines on a soak: steps, retries, memory. None without a soak."""
+def soak_notes(result: Result) -> list[str]:
+    """Return lines on a soak: steps, retries, memory. Empty without a soak."""
     soak = result.soak
     if soak is None:
-        return
-    done, over = soak.steps_done, soak.over_steps
-    yield f"soak: {done} of {soak.steps} steps, {soak.distinct_shapes} different shapes"
-    if soak.out_of_memory_step is not None:
-        yield f"soak: out of memory in step {soak.out_of_memory_step}"
-    if soak.retries:
-        yield f"soak: {soak.retries} allocator retries, the first in step {soak.first_retry_step}"
-    reserved = [value for value in over.reserved if value is not None]
-    if reserved:
-        fragments = max(value or 0 for value in over.inactive_split)
-        yield (
-            f"soak: the last cudaMalloc in step {soak.last_device_alloc_step}; reserved at most "
-            f"{max(reserved) / 2**30:.1f} GiB; up to {fragments / 2**30:.1f} GiB was free in fragments"
-        )
+        return []
+    fragments = max((value or 0 for value in soak.over_steps.inactive_split), default=0)
+    return _section("soak", soak=soak, fragments=fragments)
