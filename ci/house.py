@@ -35,6 +35,7 @@ _LAYOUT = {
     tokenize.ENDMARKER,
 }
 _DIALECT = re.compile(r"(?:What|Of|Those|The same|How many|Until now|The other way round)\b")
+_OPEN = re.compile(r"(?:dict|Mapping)\[str, (?:Any|object)\]")
 _DOCUMENTED_FROM = 4  # parameters
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -242,6 +243,7 @@ MEASURES: dict[str, Measure] = {
     "rooms": lambda house: len(house.rooms()),
     "arrows": lambda house: len(house.arrows()),
     "untyped_dictionaries": lambda house: sum(each.text.count("dict[str, Any]") for each in house.sources),
+    "open_mappings": lambda house: sum(len(_OPEN.findall(each.text)) for each in house.sources),
     "private_imports": lambda house: private_imports(house.sources),
     "accelerator_files": lambda house: uses_of_name(house.below("fsdpbench"), "ACCELERATOR"),
     "dialect_docstrings": lambda house: sum(
