@@ -5,12 +5,9 @@ import re
 import textwrap
 from pathlib import Path
 
-import msgspec
-
 from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.reports.result import Result
 
-_GIB = 2**30
 _SETTINGS = re.compile(r" \([a-z_]+=[^()]*\)")
 _COSTS = {
     "exposed_communication": "communication that nothing hides",
@@ -22,29 +19,12 @@ def describe_script(result: Result) -> list[str]:
     """Return lines on a measured script: memory, MFU, its largest cost. Empty without figures."""
     if not result.script or not result.step_time_s:
         return []
-    parts = []
-    if result.reserved:
-        capacity = result.machine.get("memory_bytes")
-        of = f" of {capacity / _GIB:.1f}" if capacity else ""
-        parts.append(f"{result.reserved / _GIB:.1f}{of} GiB reserved at the peak")
-    if result.mfu:
-        parts.append(f"MFU {result.mfu:.1%}")
-    lines = [", ".join(parts)] if parts else []
-    largest = _largest_cost(result)
-    return [*lines, largest] if largest else lines
-
-
-def _largest_cost(result: Result) -> str | None:
-    """Return a sentence on the largest cost of a step beside computing; None without a trace."""
-    if (parts := result.time_s) is None or not (total := sum(msgspec.structs.astuple(parts))):
-        return None
-    name = max(_COSTS, key=lambda each: float(getattr(parts, each)))
-    seconds, computing = getattr(parts, name), (parts.compute_only + parts.overlapped) / total
-    cost = f"{_COSTS[name]}, {seconds / total:.1%}"
-    text = f"{computing:.0%} of a step computes; the largest cost beside it: {cost}"
-    verdict = (result.verdict or {}).get("sentence")
+    parts = result.time_s
+    cost = max(_COSTS, key=lambda name: float(getattr(parts, name))) if parts else ""
     # Without the settings of the bench that it names: a script has none of them.
-    return f"{text}. {_SETTINGS.sub('', verdict)}" if verdict else text
+    verdict = _SETTINGS.sub("", (result.verdict or {}).get("sentence") or "")
+    capacity = (result.machine.get("memory_bytes") or 0) / 2**30
+    return _section("figures", result=result, capacity=capacity, cost=cost, costs=_COSTS, verdict=verdict)
 
 
 def script_notes(result: Result) -> list[str]:
@@ -70,15 +50,7 @@ def _section(name: str, **values: object) -> list[str]:
 
 def buffer_notes(result: Result) -> list[str]:
     """Return a line about dropped rows and empty places; none without a capacity."""
-    rows = result.buffer_rows
-    if not rows:
-        return []
-    sent, dropped, empty = rows["sent"], rows["dropped"], rows["empty"]
-    return [
-        f"note: the experts' capacity drops {dropped / max(sent, 1):.1%} of their rows ({dropped:,.0f} of "
-        f"{sent:,.0f} a step), and {empty / max(sent - dropped + empty, 1):.1%} of what they compute are "
-        "empty places, which MFU does not count"
-    ]
+    return _section("buffers", **result.buffer_rows) if result.buffer_rows else []
 
 
 def sanitizer_notes(result: Result, width: int | None = None) -> list[str]:
