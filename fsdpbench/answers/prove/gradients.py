@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,12 +21,12 @@ from fsdpbench.answers.prove.matching import (
     reduction,
     tolerance,
 )
-from fsdpbench.answers.prove.real_runs import Pair, RealRun
+from fsdpbench.answers.prove.real_runs import Pair, RealRun, merged
 from fsdpbench.answers.prove.verdict import shown
 from fsdpbench.base.errors import CannotJudgeError, error_text
-from fsdpbench.script.real_ranks.loss_divisors import uneven
+from fsdpbench.script.real_ranks.loss_divisors import of_the_largest, uneven
 from fsdpbench.script.real_ranks.pieces import Piece, Whole, weights_of, whole
-from fsdpbench.script.real_ranks.watching import StepRecord, Wrapping
+from fsdpbench.script.real_ranks.watching import OTHER, StepRecord, Wrapping
 
 _Finding = tuple[str, list[str], int, Wrapping]
 _Faults = Mapping[str, str]
@@ -123,13 +124,18 @@ def compare(pair: Pair) -> Compared:
     differ = "ranks begin with different weights"
     found.add(steps[0], {name: differ for name, each in weights.items() if each.apart})
     if found.findings:
+        if all(name.startswith(OTHER) for name in found.wrong):
+            raise CannotJudgeError(error_text("gradients.own_tensors"))
         steps[0].require_whole_model(found.wrong)
         return found
     found.findings += _wrong_by_itself(steps)
     found.add(steps[0], _lost(steps))
-    _add_short_batches(found, steps)
+    found.findings += itertools.islice(_unequal_means(steps), 1)
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
+        if names := merged(step.sharded[0], step.first):
+            found.add(step, dict.fromkeys(names, error_text("gradients.merged")), step.sharded[0].made)
+            break
         step.noise, step.hidden, step.of_sums = noise, found.hidden, found.of_sums
         found.compared |= set(step.held)
         wrong = {name: what for name in step.held if (what := _gradient(step, before, name))}
@@ -160,16 +166,6 @@ def _require_seen(found: Compared, every: Sequence[_Step], steps: Sequence[_Step
         )
 
 
-def _add_short_batches(found: Compared, steps: Sequence[_Step]) -> None:
-    """Record the first losses that are means over different numbers of elements."""
-    for step in steps:
-        if means := uneven(each for rank in step.sharded for each in rank.divided):
-            line, sizes = means
-            what = error_text("gradients.unequal_means", min(sizes), max(sizes))
-            found.findings.append((what, [""], step.index, Wrapping(line)))
-            break
-
-
 def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
     """Yield faults that the unsharded script may have too."""
     first = steps[0].sharded
@@ -185,6 +181,18 @@ def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
             break
     if line := next((each.scaled_clip for step in steps for each in step.sharded if each.scaled_clip), ""):
         yield error_text("gradients.scaled_clip"), [""], 0, Wrapping(line)
+
+
+def _unequal_means(steps: Sequence[_Step]) -> Iterator[_Finding]:
+    """Yield losses that are means over different numbers of elements, or divided by the largest of them."""
+    for step in steps:
+        every = [each.divided for each in step.sharded]
+        for numbers in filter(None, (of_the_largest(every, each) for each in step.sharded[0].largest)):
+            what = error_text("gradients.largest_count", max(numbers), sum(numbers))
+            yield what, [""], step.index, Wrapping(every[0][0].lines.partition(" ")[0])
+        if means := uneven(itertools.chain.from_iterable(every)):
+            what = error_text("gradients.unequal_means", min(means[1]), max(means[1]))
+            yield what, [""], step.index, Wrapping(means[0])
 
 
 def _lost(steps: Sequence[_Step]) -> _Faults:
