@@ -161,9 +161,7 @@ def _require_seen(found: Compared, every: Sequence[_Step], steps: Sequence[_Step
     if steps[-1].sharded[0].waits and not pair.sharded.failure:
         raise CannotJudgeError(f"an optimizer takes no step in the first {len(steps)}")
     if not found.trained:
-        raise CannotJudgeError(
-            "no gradient of a parameter was seen in a backward(): torch.func and autograd.grad have none"
-        )
+        raise CannotJudgeError(error_text("gradients.unseen"))
 
 
 def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
@@ -211,10 +209,7 @@ def require_apart(run: RealRun, since: int, most: int) -> None:
         both = [(now[name], first[name]) for name in now.keys() & first.keys()]
         moved = [one for one, other in both if not torch.equal(one.values, other.values)]
         if moved and not any(each.apart for each in moved):
-            equal = f"ranks keep their gradients, and have equal weights after step {step}"
-            raise CannotJudgeError(
-                f"{equal}: the script averages weights, or its own updates, which is not compared"
-            )
+            raise CannotJudgeError(error_text("gradients.averages", step))
 
 
 def _readers_of_the_same(steps: Sequence[_Step]) -> str:
@@ -302,8 +297,7 @@ class _Step:
     def require_no_vote(self, found: Compared) -> None:
         """Raise `CannotJudgeError` if what differs is made of whole numbers that the script sends."""
         if self.votes and any(re.search("differ|keeps its own", what) for what, *_ in found.findings):
-            sends = f"{self.votes}: the script sends whole numbers for gradients, as in a vote of signs"
-            raise CannotJudgeError(f"{sends}, which has no unsharded counterpart")
+            raise CannotJudgeError(error_text("gradients.votes", self.votes))
 
     def known(self, name: str) -> Known:
         """Return the reference of a parameter."""
@@ -314,6 +308,12 @@ class _Step:
     def gradients(self, name: str) -> list[Piece | None]:
         """Return the gradients of all ranks of the sharded run."""
         return [rank.held[name].gradient if name in rank.held else None for rank in self.sharded]
+
+    def reduced(self, name: str) -> Whole | None:
+        """Return the gradient after the last backward where it is right on all ranks, else None."""
+        pieces = [each for each in self.gradients(name) if each is not None]
+        is_whole = len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
+        return whole(pieces) if is_whole else None
 
     def read(self, name: str) -> Whole | None:
         """Return the gradient that the sharded run's optimizers read."""
@@ -357,10 +357,8 @@ class _Step:
         """Return what clipping and unscaling multiply right gradients by, of the largest such parameter; of
         the reference where none is right."""
         for name in sorted(self.mean, key=lambda each: -float(self.mean[each].norm())):
-            pieces = [each for each in self.gradients(name) if each is not None]
-            before, after = whole(pieces), self.read(name)
-            right = len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
-            if right and before is not None and after is not None:
+            before, after = self.reduced(name), self.read(name)
+            if before is not None and after is not None:
                 return _ratio(after.values, before.values) or 1.0
         name = max(self.mean, key=lambda each: float(self.mean[each].norm()))
         read = (self.first.clipped or {}).get(name)
@@ -375,21 +373,15 @@ class _Step:
         if before is not None and after is not None and not before.apart and self.scales(name):
             times = 1 / (_ratio(after.values, before.values) * len(self.sharded) or 1.0)
             if times > 0.5 and abs(times - round(times)) < 0.01:
-                by = f"divided by {times * len(self.sharded):.4g} behind the backward, and in none before"
-                raise CannotJudgeError(f"gradients are {by}: whether for the mean of ranks is not known")
+                raise CannotJudgeError(error_text("gradients.divisor", times * len(self.sharded)))
 
     def adds_again(self, name: str) -> bool:
         """Return whether the script adds right gradients over ranks again, and does not divide them."""
-        pieces = [each for each in self.gradients(name) if each is not None] if self.by_hand else []
-        before, read = whole(pieces), self.read(name)
-        return (
-            before is not None
-            and read is not None
-            and abs(_ratio(read.values, before.values) / len(self.sharded) - 1) < 0.01
-            and len(pieces) == len(self.sharded)
-            and is_right(pieces, self.known(name))
-            and self.scales(name)
-        )
+        before, read = self.reduced(name) if self.by_hand else None, self.read(name)
+        if before is None or read is None:
+            return False
+        times = _ratio(read.values, before.values) / len(self.sharded)
+        return abs(times - 1) < 0.01 and self.scales(name)
 
     def wrapping(self, name: str) -> Wrapping:
         """Return the line that wrapped a parameter; without one, the line of the step."""
@@ -456,12 +448,7 @@ def _unlike(step: _Step, before: _Step | None, name: str, distance: float) -> st
         other = whole(pieces) if len(pieces) == len(step.sharded) else None
         if own is not None and other is not None and not torch.equal(own.values, other.values):
             return f"without that of {alias}, which was the same tensor before wrapping"
-    what = f"differs by {distance:.2g} times its size"
-    return (
-        what
-        if before is None
-        else f"{what}, right in step 1: computed with weights that are not the optimizer's last"
-    )
+    return error_text("gradients.differs", distance) + error_text("gradients.stale") * (before is not None)
 
 
 def _noise(steps: Sequence[_Step], pair: Pair) -> dict[str, torch.Tensor]:
@@ -484,11 +471,8 @@ def _noise(steps: Sequence[_Step], pair: Pair) -> dict[str, torch.Tensor]:
 def _losses(step: _Step) -> _Faults:
     for rank, (one, other) in enumerate(zip(step.sharded, step.reference, strict=True)):
         for a, b in zip(one.losses, other.losses, strict=False):
-            if math.isnan(a) and math.isnan(b):
-                continue
-            if a != b and not abs(a - b) <= step.own_share * max(abs(a), abs(b)) + NOISE * float(
-                step.noise.get("", 0)
-            ):
+            allowed = NOISE * float(step.noise.get("", 0)) + step.own_share * max(abs(a), abs(b))
+            if a != b and not abs(a - b) <= allowed and not (math.isnan(a) and math.isnan(b)):
                 return {"": f"the loss of rank {rank} is {a:.6g} sharded and {b:.6g} unsharded"}
     return {}
 
@@ -502,9 +486,7 @@ def _clipping(step: _Step) -> _Faults:
         if got is None or right is None or step.compensates(name):
             continue
         if step.adds_again(name):
-            return {
-                name: f"right after backward, then added over {len(step.sharded)} ranks again by the script"
-            }
+            return {name: error_text("gradients.added_again", len(step.sharded))}
         if not step.reads_alike(name, share):
             ratios[name] = _ratio(got.values, right.values.reshape(got.values.shape))
     low, high = min(ratios.values(), default=1.0), max(ratios.values(), default=1.0)

@@ -332,14 +332,10 @@ def leave_out_wrappers(casts_buffers: bool) -> None:
     patch("replicate", lambda original: _fully_shard)
     replace_checkpoint(_without_recomputing)
     replace(checkpoint_wrappers, torch_utils_checkpoint=_without_recomputing)
-    of_whole = {"to_local": _as_it_is, "full_tensor": _as_it_is, "device_mesh": None, "placements": ()}
-    for name, value in of_whole.items():  # of a DTensor
+    for name in ("to_local", "full_tensor"):  # of a DTensor
+        setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
+    for name, value in (("device_mesh", None), ("placements", ())):
         setattr(torch.Tensor, name, value)
-
-
-def _as_it_is(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Return the tensor."""
-    return tensor
 
 
 def _distributing(make: Callable[..., Any], tensor: Any, device_mesh: Any, *args: Any, **kwargs: Any) -> Any:

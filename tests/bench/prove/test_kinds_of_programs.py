@@ -594,6 +594,26 @@ def test_an_optimizer_that_reduces_only_some_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("names", ["name", 'name.removeprefix("_orig_mod.")'])
+def test_a_layer_that_is_frozen_by_a_name_which_the_compiler_changes(names: str, tmp_path: Path) -> None:
+    text = f"""
+dist.init_process_group("nccl")
+model = net().cuda()
+fully_shard(model)
+model = torch.compile(model)
+for name, p in model.named_parameters():
+    p.requires_grad_(not {names}.startswith("0."))
+optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+"""
+    found = gradients_of(text + TRAIN, tmp_path)
+    if names != "name":
+        assert found.verdict is Verdict.OK, found
+    else:
+        assert found.verdict is Verdict.FINDING, found
+        assert "2 of 2 parameters (0.bias, 0.weight)" in found.findings[0]
+
+
+@pytest.mark.campaign
 @pytest.mark.parametrize("low", ["bfloat16", "float16"])
 def test_a_small_fault_is_found_where_only_reductions_are_low(low: str, tmp_path: Path) -> None:
     text = f"""
