@@ -152,7 +152,7 @@ class Watch:
         self._leading: torch.optim.Optimizer | None = None
         self._leaders = list[torch.optim.Optimizer]()
         """Each that was the first to step behind some backward."""
-        self._waiting = set[int]()  # optimizers that have not stepped
+        self._waiting = set[int]()  # parameters whose optimizers have not stepped
         self._made = ""
         self._others = dict[str, nn.Parameter]()  # an optimizer's tensors of no module
         self._reached = dict[str, nn.Parameter]()  # those that a backward gave a gradient
@@ -197,7 +197,7 @@ class Watch:
             torch.manual_seed(self.seed)
             random.seed(self.seed)
         self._optimizers.append(optimizer)
-        self._waiting.add(id(optimizer))
+        self._waiting |= optimized(optimizer).keys()
         if len(self._optimizers) == 1:
             self.held()  # before a block leaves its list
             self._made = self._own_files.line() or ""
@@ -332,25 +332,25 @@ class Watch:
         self._stepping, self._random = True, torch.get_rng_state()
         if self._depth:
             raise NotComparedError("an optimizer that steps in backward")
-        self._waiting.discard(id(optimizer))
+        self._waiting -= optimized(optimizer).keys()
         leading = self._leading in (None, optimizer) or bool(self.record.losses)
         if self._steps or not leading:  # inside of the leading one's step, or after it
             return
         self._lead(optimizer)
         self._steps = True
         held = self.held()
+        self._waiting &= {each.identity for each in held.values()}  # not those that a wrapper replaced
         self.record.held = {
             name: replace(each, weight=self._begun.get(name, each).weight)
             for name, each in (self.record.held or held).items()
         }
         self.record.clipped = {name: each.gradient for name, each in held.items()}
-        known = optimized(*self._optimizers)
-        self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
+        groups = collections.ChainMap(*map(_group_settings, self._optimizers))
+        self.record.optimized = frozenset(name for name, each in held.items() if each.identity in groups)
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
         self.record.reduces, self.record.waits = self._reduces, bool(self._waiting)
         self.record.by_hand, self.record.votes = self._reduces_by_hand, self._votes
         self.record.seed, self.record.made = self.seed, self._made
-        groups = collections.ChainMap(*map(_group_settings, self._optimizers))
         self.record.settings = {name: (each.trains, groups.get(each.identity)) for name, each in held.items()}
         self.settle()
         keep(self.record, record_path(self.folder, self.rank, self.count))

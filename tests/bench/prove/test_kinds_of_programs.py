@@ -480,6 +480,14 @@ others = [p for name, p in named.items() if name != "0.weight"]
 optimizer = torch.optim.SGD([{"params": frozen, "lr": 0.0}, {"params": others}], lr=0.1)
 """
     + TRAIN,
+    "an optimizer that another takes the place of, as its parameters were replaced": """
+dist.init_process_group("nccl")
+model = net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN,
     "a trained tensor of no module, reduced by hand": """
 dist.init_process_group("nccl")
 model = nn.parallel.DistributedDataParallel(net().cuda())
