@@ -181,7 +181,7 @@ def _sharded(unit: nn.Module) -> Iterator[tuple[tuple[int, str], nn.Parameter]]:
 
 
 def held_tensor(parameter: nn.Parameter) -> Held:
-    """Return a tensor that is no part of FSDP1's flat ones."""
+    """Return a tensor outside of FSDP1's flat ones."""
     gradient = None if parameter.grad is None else _piece(parameter.grad)
     return Held(_piece(parameter), gradient, parameter.requires_grad, id(parameter))
 
