@@ -128,9 +128,8 @@ def compare(pair: Pair) -> Compared:
             raise CannotJudgeError(error_text("gradients.own_tensors"))
         steps[0].require_whole_model(found.wrong)
         return found
-    found.findings += _wrong_by_itself(steps)
+    found.findings += [*_wrong_by_itself(steps), *itertools.islice(_unequal_means(steps), 1)]
     found.add(steps[0], _lost(steps))
-    found.findings += itertools.islice(_unequal_means(steps), 1)
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
         if names := merged(step.sharded[0], step.first):
