@@ -64,9 +64,7 @@ class Measured:
             SpeedUnit.MFU: None if result.mfu is None else 100 * result.mfu,
         }[self.unit]
         if not rate:
-            raise UsageError(
-                f"--measured in {self.unit}: the simulation has no such figure; give the step time"
-            )
+            raise UsageError(error_text("expect.no_figure", self.unit))
         return step * rate / self.value
 
 

@@ -30,7 +30,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.simulated_cuda import simulated_cuda
-from fsdpbench.base.errors import BenchError
+from fsdpbench.base.errors import BenchError, error_text
 from fsdpbench.base.interruption import die_with_parent
 
 # torch imports it at an optimizer's first step: here once for all ranks.
@@ -62,10 +62,7 @@ def run_elastic(config: Config, folder: Path, rank_function: RankFunction = run_
         BenchError: the configuration spans several machines.
     """
     if config.gpus > config.gpus_per_node:
-        raise BenchError(
-            f"{config.gpus} ranks on {config.gpus // config.gpus_per_node} machines cannot be started here: "
-            "run torchrun with --nnodes on each of them"
-        )
+        raise BenchError(error_text("elastic.machines", config.gpus, config.gpus // config.gpus_per_node))
     (folder / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
     pids = RawArray("i", config.gpus)
     watch = _Watch(config, folder, pids)

@@ -21,7 +21,7 @@ from typing import Any
 
 from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import BenchError
+from fsdpbench.base.errors import BenchError, error_text
 from fsdpbench.base.files.shared_log import SharedLog
 from fsdpbench.base.reading import MIB, read_tail
 from fsdpbench.engine.results.records import STEPS_FILE, Status, read_records
@@ -171,9 +171,7 @@ class PointPool:
                 process.start()
         except EOFError:
             # Let through, it would pass for an interruption.
-            raise BenchError(
-                "no configuration can be started: the fork server ended, its error is above"
-            ) from None
+            raise BenchError(error_text("pool.no_server")) from None
         used = UsedTime(process.pid or 0)
         self._running.append(_Running(config, folder, process, time.monotonic(), timestamp(), used))
 

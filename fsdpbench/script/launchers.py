@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import elastic_launch
 
-from fsdpbench.base.errors import PicklableError
+from fsdpbench.base.errors import PicklableError, error_text
 from fsdpbench.script.interposing import around
 
 _STARTERS = ("accelerate.commands.launch", "deepspeed.launcher.", "composer.cli.launcher", "llamafactory.")
@@ -38,12 +38,9 @@ class OtherWorldError(PicklableError, ValueError):
 
     def __init__(self, nodes: int, processes: int) -> None:
         local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
-        super().__init__(
-            f"the launcher is asked for {nodes} x {processes} processes (machines x GPUs of each), and "
-            f"{world // local} x {local} are simulated: call with --gpus {nodes * processes}"
-            + (f" --gpus-used-per-node {processes}" if nodes > 1 and processes != local else "")
-            + ", or change the launcher's options or configuration file"
-        )
+        more = f" --gpus-used-per-node {processes}" if nodes > 1 and processes != local else ""
+        there = world // local, local, f"{nodes * processes}{more}"
+        super().__init__(error_text("launchers.other_world", nodes, processes, *there))
 
 
 def run_workers_here() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,12 +21,12 @@ from fsdpbench.answers.prove.matching import (
     reduction,
     tolerance,
 )
-from fsdpbench.answers.prove.real_runs import Pair, RealRun
+from fsdpbench.answers.prove.real_runs import Pair, RealRun, merged
 from fsdpbench.answers.prove.verdict import shown
 from fsdpbench.base.errors import CannotJudgeError, error_text
-from fsdpbench.script.real_ranks.loss_divisors import uneven
+from fsdpbench.script.real_ranks.loss_divisors import of_the_largest, uneven
 from fsdpbench.script.real_ranks.pieces import Piece, Whole, weights_of, whole
-from fsdpbench.script.real_ranks.watching import StepRecord, Wrapping
+from fsdpbench.script.real_ranks.watching import OTHER, StepRecord, Wrapping
 
 _Finding = tuple[str, list[str], int, Wrapping]
 _Faults = Mapping[str, str]
@@ -123,13 +124,17 @@ def compare(pair: Pair) -> Compared:
     differ = "ranks begin with different weights"
     found.add(steps[0], {name: differ for name, each in weights.items() if each.apart})
     if found.findings:
+        if all(name.startswith(OTHER) for name in found.wrong):
+            raise CannotJudgeError(error_text("gradients.own_tensors"))
         steps[0].require_whole_model(found.wrong)
         return found
-    found.findings += _wrong_by_itself(steps)
+    found.findings += [*_wrong_by_itself(steps), *itertools.islice(_unequal_means(steps), 1)]
     found.add(steps[0], _lost(steps))
-    _add_short_batches(found, steps)
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
+        if names := merged(step.sharded[0], step.first):
+            found.add(step, dict.fromkeys(names, error_text("gradients.merged")), step.sharded[0].made)
+            break
         step.noise, step.hidden, step.of_sums = noise, found.hidden, found.of_sums
         found.compared |= set(step.held)
         wrong = {name: what for name in step.held if (what := _gradient(step, before, name))}
@@ -155,19 +160,7 @@ def _require_seen(found: Compared, every: Sequence[_Step], steps: Sequence[_Step
     if steps[-1].sharded[0].waits and not pair.sharded.failure:
         raise CannotJudgeError(f"an optimizer takes no step in the first {len(steps)}")
     if not found.trained:
-        raise CannotJudgeError(
-            "no gradient of a parameter was seen in a backward(): torch.func and autograd.grad have none"
-        )
-
-
-def _add_short_batches(found: Compared, steps: Sequence[_Step]) -> None:
-    """Record the first losses that are means over different numbers of elements."""
-    for step in steps:
-        if means := uneven(each for rank in step.sharded for each in rank.divided):
-            line, sizes = means
-            what = error_text("gradients.unequal_means", min(sizes), max(sizes))
-            found.findings.append((what, [""], step.index, Wrapping(line)))
-            break
+        raise CannotJudgeError(error_text("gradients.unseen"))
 
 
 def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
@@ -187,6 +180,18 @@ def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
         yield error_text("gradients.scaled_clip"), [""], 0, Wrapping(line)
 
 
+def _unequal_means(steps: Sequence[_Step]) -> Iterator[_Finding]:
+    """Yield losses that are means over different numbers of elements, or divided by the largest of them."""
+    for step in steps:
+        every = [each.divided for each in step.sharded]
+        for numbers in filter(None, (of_the_largest(every, each) for each in step.sharded[0].largest)):
+            what = error_text("gradients.largest_count", max(numbers), sum(numbers))
+            yield what, [""], step.index, Wrapping(every[0][0].lines.partition(" ")[0])
+        if means := uneven(itertools.chain.from_iterable(every)):
+            what = error_text("gradients.unequal_means", min(means[1]), max(means[1]))
+            yield what, [""], step.index, Wrapping(means[0])
+
+
 def _lost(steps: Sequence[_Step]) -> _Faults:
     """Return the parameters whose update is lost in each step: the next one begins with the old values."""
     changed = ({name for each in step.after for name in each.changed} for step in steps if step.after)
@@ -203,10 +208,7 @@ def require_apart(run: RealRun, since: int, most: int) -> None:
         both = [(now[name], first[name]) for name in now.keys() & first.keys()]
         moved = [one for one, other in both if not torch.equal(one.values, other.values)]
         if moved and not any(each.apart for each in moved):
-            equal = f"ranks keep their gradients, and have equal weights after step {step}"
-            raise CannotJudgeError(
-                f"{equal}: the script averages weights, or its own updates, which is not compared"
-            )
+            raise CannotJudgeError(error_text("gradients.averages", step))
 
 
 def _readers_of_the_same(steps: Sequence[_Step]) -> str:
@@ -294,8 +296,7 @@ class _Step:
     def require_no_vote(self, found: Compared) -> None:
         """Raise `CannotJudgeError` if what differs is made of whole numbers that the script sends."""
         if self.votes and any(re.search("differ|keeps its own", what) for what, *_ in found.findings):
-            sends = f"{self.votes}: the script sends whole numbers for gradients, as in a vote of signs"
-            raise CannotJudgeError(f"{sends}, which has no unsharded counterpart")
+            raise CannotJudgeError(error_text("gradients.votes", self.votes))
 
     def known(self, name: str) -> Known:
         """Return the reference of a parameter."""
@@ -306,6 +307,12 @@ class _Step:
     def gradients(self, name: str) -> list[Piece | None]:
         """Return the gradients of all ranks of the sharded run."""
         return [rank.held[name].gradient if name in rank.held else None for rank in self.sharded]
+
+    def reduced(self, name: str) -> Whole | None:
+        """Return the gradient after the last backward where it is right on all ranks, else None."""
+        pieces = [each for each in self.gradients(name) if each is not None]
+        is_whole = len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
+        return whole(pieces) if is_whole else None
 
     def read(self, name: str) -> Whole | None:
         """Return the gradient that the sharded run's optimizers read."""
@@ -349,10 +356,8 @@ class _Step:
         """Return what clipping and unscaling multiply right gradients by, of the largest such parameter; of
         the reference where none is right."""
         for name in sorted(self.mean, key=lambda each: -float(self.mean[each].norm())):
-            pieces = [each for each in self.gradients(name) if each is not None]
-            before, after = whole(pieces), self.read(name)
-            right = len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
-            if right and before is not None and after is not None:
+            before, after = self.reduced(name), self.read(name)
+            if before is not None and after is not None:
                 return _ratio(after.values, before.values) or 1.0
         name = max(self.mean, key=lambda each: float(self.mean[each].norm()))
         read = (self.first.clipped or {}).get(name)
@@ -367,21 +372,15 @@ class _Step:
         if before is not None and after is not None and not before.apart and self.scales(name):
             times = 1 / (_ratio(after.values, before.values) * len(self.sharded) or 1.0)
             if times > 0.5 and abs(times - round(times)) < 0.01:
-                by = f"divided by {times * len(self.sharded):.4g} behind the backward, and in none before"
-                raise CannotJudgeError(f"gradients are {by}: whether for the mean of ranks is not known")
+                raise CannotJudgeError(error_text("gradients.divisor", times * len(self.sharded)))
 
     def adds_again(self, name: str) -> bool:
         """Return whether the script adds right gradients over ranks again, and does not divide them."""
-        pieces = [each for each in self.gradients(name) if each is not None] if self.by_hand else []
-        before, read = whole(pieces), self.read(name)
-        return (
-            before is not None
-            and read is not None
-            and abs(_ratio(read.values, before.values) / len(self.sharded) - 1) < 0.01
-            and len(pieces) == len(self.sharded)
-            and is_right(pieces, self.known(name))
-            and self.scales(name)
-        )
+        before, read = self.reduced(name) if self.by_hand else None, self.read(name)
+        if before is None or read is None:
+            return False
+        times = _ratio(read.values, before.values) / len(self.sharded)
+        return abs(times - 1) < 0.01 and self.scales(name)
 
     def wrapping(self, name: str) -> Wrapping:
         """Return the line that wrapped a parameter; without one, the line of the step."""
@@ -448,12 +447,7 @@ def _unlike(step: _Step, before: _Step | None, name: str, distance: float) -> st
         other = whole(pieces) if len(pieces) == len(step.sharded) else None
         if own is not None and other is not None and not torch.equal(own.values, other.values):
             return f"without that of {alias}, which was the same tensor before wrapping"
-    what = f"differs by {distance:.2g} times its size"
-    return (
-        what
-        if before is None
-        else f"{what}, right in step 1: computed with weights that are not the optimizer's last"
-    )
+    return error_text("gradients.differs", distance) + error_text("gradients.stale") * (before is not None)
 
 
 def _noise(steps: Sequence[_Step], pair: Pair) -> dict[str, torch.Tensor]:
@@ -476,11 +470,8 @@ def _noise(steps: Sequence[_Step], pair: Pair) -> dict[str, torch.Tensor]:
 def _losses(step: _Step) -> _Faults:
     for rank, (one, other) in enumerate(zip(step.sharded, step.reference, strict=True)):
         for a, b in zip(one.losses, other.losses, strict=False):
-            if math.isnan(a) and math.isnan(b):
-                continue
-            if a != b and not abs(a - b) <= step.own_share * max(abs(a), abs(b)) + NOISE * float(
-                step.noise.get("", 0)
-            ):
+            allowed = NOISE * float(step.noise.get("", 0)) + step.own_share * max(abs(a), abs(b))
+            if a != b and not abs(a - b) <= allowed and not (math.isnan(a) and math.isnan(b)):
                 return {"": f"the loss of rank {rank} is {a:.6g} sharded and {b:.6g} unsharded"}
     return {}
 
@@ -494,9 +485,7 @@ def _clipping(step: _Step) -> _Faults:
         if got is None or right is None or step.compensates(name):
             continue
         if step.adds_again(name):
-            return {
-                name: f"right after backward, then added over {len(step.sharded)} ranks again by the script"
-            }
+            return {name: error_text("gradients.added_again", len(step.sharded))}
         if not step.reads_alike(name, share):
             ratios[name] = _ratio(got.values, right.values.reshape(got.values.shape))
     low, high = min(ratios.values(), default=1.0), max(ratios.values(), default=1.0)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,11 +114,14 @@ def run_pair(
     steps = max(1, sharded.steps + sharded.is_to_blame)
     seeds = tuple(each.seed for each in first)
     task = Task(Way.UNSHARDED, steps, weights, scale=ranks ** -(power + 1.0), seeds=seeds)
-    for follows, casts in (*[(True, False)] * bool(dropped), (False, False), (False, True)):
-        task = replace(task, follows=follows, casts_buffers=casts)
-        aside = folder / f"reference{'_follows' * follows}{'_casts' * casts}"
+    ways = (*[(True, False)] * bool(dropped), (False, False), (False, True))
+    for (follows, casts), prefixed in itertools.product(ways, (False, True)):
+        task = replace(task, follows=follows, casts_buffers=casts, prefixed=prefixed)
+        aside = folder / f"reference{'_follows' * follows}{'_casts' * casts}{'_prefixed' * prefixed}"
         reference = run_ranks(config, aside, ranks, timeout_s, task)
-        if reference.records(0):
+        own = reference.records(0)
+        # Names that are written as wrappers give them choose other parameters without.
+        if own and (prefixed or not first or merged(first[0], own[0]) is not None):
             return Pair(sharded, reference, power, task, dropped=dropped)
     raise CannotJudgeError(sharded.failure or reference.failure or "no optimizer step without sharding")
 
@@ -128,6 +132,18 @@ def _require_same_names(ranks: list[StepRecord]) -> None:
     for rank, each in enumerate(ranks):
         for name in sorted(trained.keys() - each.held.keys()):
             raise CannotJudgeError(f"rank {trained[name]} trains {name}, which rank {rank} does not have")
+
+
+def merged(sharded: StepRecord, plain: StepRecord) -> list[str] | None:
+    """Return the parameters that have the same settings as others in the sharded run only; None where it
+    keeps parameters apart that have the same settings without wrappers."""
+    found: dict[object, dict[object, list[str]]] = {}
+    for name in sorted(sharded.settings.keys() & plain.settings.keys()):
+        found.setdefault(sharded.settings[name], {}).setdefault(plain.settings[name], []).append(name)
+    if max(Counter(itertools.chain.from_iterable(found.values())).values(), default=1) > 1:
+        return None
+    smaller = [names for each in found.values() for names in sorted(each.values(), key=len)[:-1]]
+    return sorted(itertools.chain.from_iterable(smaller))
 
 
 def fails_otherwise(config: Config, run: RealRun, folder: Path, timeout_s: float) -> int:

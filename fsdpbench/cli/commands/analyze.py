@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsdpbench.base.errors import UsageError, written
+from fsdpbench.base.errors import UsageError, error_text, written
 from fsdpbench.cli.output import show_as, tell
 from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, PossiblePath, whole
 
@@ -57,9 +57,7 @@ def command(
         show_as(verdict.to_dict(), describe_dumps(verdict), as_json=as_json)
         return
     if against is not None and output is not None:
-        raise UsageError(
-            "-o makes a page of traces, not of what changed since --against: ask for one of both"
-        )
+        raise UsageError(error_text("analyze.page_against"))
     known, allowed = roofs(hardware), _limits(limits)
     analysis = _analyzed(paths, jobs, known, allowed, draws=output is not None)
     content: dict[str, object] = analysis.to_dict()

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from fsdpbench.answers.check import LEAVE_OUT
 from fsdpbench.base import interruption
-from fsdpbench.base.errors import CannotJudgeError, ExitCode, SomeFailedError, UsageError, written
+from fsdpbench.base.errors import CannotJudgeError, ExitCode, SomeFailedError, UsageError, error_text, written
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import show, show_json, tell
@@ -74,9 +74,8 @@ def finish(
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
     unjudged = comparison.unjudged
     if unjudged or not comparison.compared:
-        raise CannotJudgeError(
-            f"cannot judge {_named(unjudged) or 'anything: no configuration is on both sides'}"
-        )
+        what = _named(unjudged) or "anything: no configuration is on both sides"
+        raise CannotJudgeError(f"cannot judge {what}")
     if comparison.added_failed:
         raise SomeFailedError(f"failed, and new on this side: {_named(comparison.added_failed)}")
 
@@ -143,9 +142,7 @@ def command(
         raise UsageError("check needs --baseline FILE (only --noise FOLDER does without)")
     if noise:
         if loaded.space.get("device") == "sim":
-            raise CannotJudgeError(
-                f"{baseline}: its sweep is simulated and exact: there is no noise to measure"
-            )
+            raise CannotJudgeError(error_text("check.no_noise", baseline))
         _write_noise(swept_side(loaded, repeat or _NOISE_RUNS), thresholds)
         return
     allowed = read_thresholds(thresholds)

@@ -12,7 +12,7 @@ import click
 
 from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, UsageError, written
+from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, UsageError, error_text, written
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.cli.output import make_console, show, show_as, tell
 from fsdpbench.cli.terminal.units import best_words, headline, words_of
@@ -120,10 +120,8 @@ def _looks(folder: SweepFolder, view: View, wait: float, timeout: float | None) 
             _timed_out(folder.path, last, timeout)
         if was_held and free_since is not None and now - free_since >= _GRACE_S:
             assert last is not None
-            raise BenchError(
-                f"{folder.path}: the sweep ended with {len(last.ended)} of {len(last.points)} configurations "
-                "done (stopped, or its process is gone); what is finished is kept, the same command resumes"
-            )
+            counts = len(last.ended), len(last.points)
+            raise BenchError(error_text("pages.ended", folder.path, *counts))
         if not was_held:
             view.waiting(_why_waiting(folder.path, last))
             if now - began >= wait:
@@ -144,10 +142,8 @@ def _timed_out(folder: Path, state: SweepState | None, timeout: float) -> None:
 
 def _never_began(folder: Path, state: SweepState | None, wait: float) -> None:
     if state is not None:
-        raise BenchError(
-            f"{folder}: no sweep runs there ({wait:g} s waited, --wait), and {len(state.ended)} of "
-            f"{len(state.points)} configurations are done; the sweep's command resumes"
-        )
+        counts = len(state.ended), len(state.points)
+        raise BenchError(error_text("pages.no_sweep", folder, wait, *counts))
     what = "is not a sweep's folder (no sweep.toml in it)" if folder.is_dir() else "does not exist"
     raise UsageError(f"{folder} {what}, and no sweep began there within {wait:g} s (--wait)")
 

@@ -64,9 +64,7 @@ def with_soak(config: Config, options: Mapping[str, Any]) -> Config:
     if options.get("soak") is None:
         for name in _WITH_SOAK:
             if options.get(name) is not None:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is for many steps: say how many, as in --soak 200"
-                )
+                raise UsageError(error_text("run.with_soak", name.replace("_", "-")))
         return config
     if options.get("eval_steps") is not None and options.get("eval_every") is None:
         raise UsageError("--eval-steps says how many batches; --eval-every says when, as in --eval-every 50")

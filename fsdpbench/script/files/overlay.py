@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.writing import write_whole
 from fsdpbench.script.cuda.refusals import NotSimulatedError
 
@@ -405,10 +406,8 @@ class Overlay(Layer):
             self.absorb(source)
         elif not self.has(source) or (REAL.isdir(self.over(source)) and self.is_real(source)):
             if is_folder:
-                raise NotSimulatedError(
-                    f"renaming the folder {source}, which was there before the run,",
-                    "files from before are not changed; let the script copy what it needs",
-                )
+                what = f"renaming the folder {source}, which was there before the run,"
+                raise NotSimulatedError(what, error_text("files.renaming"))
             if not (self.keeps(target) or self.is_before(target) or holds_arrays(source)):
                 shutil.copy2(source, self.own(target))
                 return self.hide(source)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.script.cuda.refusals import NotSimulatedError
 from fsdpbench.script.files.overlay import REAL, Overlay, holds_arrays
 from fsdpbench.script.numbers import plain
@@ -134,9 +135,7 @@ class Writing:
         raw = getattr(file, "raw", file)
         path = None if isinstance(raw, _Raw) else path_of(raw)
         if path is not None and self.overlay.concerns(path) and self.overlay.is_before(path):
-            raise NotSimulatedError(
-                f"saving tensors into {path}, which was there before the run,", "open it with 'wb'"
-            )
+            raise NotSimulatedError(error_text("files.saving", path), "open it with 'wb'")
 
     def close_all(self) -> None:
         """Close the files that the script left open when it ended: they are complete now."""

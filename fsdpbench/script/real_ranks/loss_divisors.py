@@ -161,6 +161,17 @@ def uneven(backwards: Iterable[Divided]) -> tuple[str, list[float]] | None:
     return None
 
 
+def of_the_largest(ranks: Sequence[Sequence[Divided]], largest: float) -> list[float]:
+    """Return the ranks' numbers of elements of which all their losses are divided by the `largest`, that of
+    one of them; none if they are not. The losses may be multiplied by the ranks."""
+    counts = []
+    for rank in ranks:
+        terms = [term for each in rank for term in each.terms.values()]
+        alike = [term for term in terms if round(largest / abs(term.divisor), 4) in (1, len(ranks))]
+        counts.append(sum(term.elements for term in alike))
+    return counts if min(counts) < max(counts) == largest else []
+
+
 def _uneven_sizes(terms: Sequence[Term], rounded: bool) -> list[float]:
     """Return the numbers of elements that terms are means over; none if they are alike, or no means. A sum
     that is multiplied by the inverse of its own number of elements is a mean too, unless it is `rounded`."""

@@ -161,7 +161,7 @@ def _of_root(root: nn.Module) -> Iterator[tuple[str, Held]]:
             whole_name = plain_name(f"{path}.{name}")
             is_flat = whole_name in flat or hasattr(parameter, "_param_infos")
             if not is_flat and not parameter.is_meta:  # a model not yet built on a device has no values
-                yield whole_name, _of_parameter(sharded.get((id(module), name), parameter))
+                yield whole_name, held_tensor(sharded.get((id(module), name), parameter))
 
 
 def _sharded(unit: nn.Module) -> Iterator[tuple[tuple[int, str], nn.Parameter]]:
@@ -180,7 +180,8 @@ def _sharded(unit: nn.Module) -> Iterator[tuple[tuple[int, str], nn.Parameter]]:
                 yield (id(module), name), each.sharded_param
 
 
-def _of_parameter(parameter: nn.Parameter) -> Held:
+def held_tensor(parameter: nn.Parameter) -> Held:
+    """Return a tensor outside of FSDP1's flat ones."""
     gradient = None if parameter.grad is None else _piece(parameter.grad)
     return Held(_piece(parameter), gradient, parameter.requires_grad, id(parameter))
 

@@ -46,8 +46,8 @@ class Way(StrEnum):
 class Task:
     """The task of the ranks of a run. `weights`: the folder of the sharded run's weights, for its reference;
     `scale`: of the sum of gradients there; `casts_buffers`: as FSDP1 does; `moves`: as there; `plain`: with
-    torch's reductions for the script's own hooks; `seeds`: of the sharded run's ranks; `follows` and
-    `epochs`: as the watch has them."""
+    torch's reductions for the script's own hooks; `seeds`: of the sharded run's ranks; `follows`,
+    `prefixed` and `epochs`: as the watch has them."""
 
     way: Way
     steps: int = 2
@@ -58,6 +58,7 @@ class Task:
     plain: bool = False
     seeds: tuple[int, ...] = ()
     follows: bool = False
+    prefixed: bool = False
     epochs: Path | None = None
 
     def write(self, folder: Path) -> None:
@@ -134,6 +135,7 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
         leave_out_wrappers(task.casts_buffers)
         watch = Reference(own_files, folder, rank, task.steps, task.weights, task.scale)
         watch.moves, watch.follows, watch.epochs = task.moves, task.follows, task.epochs
+        watch.prefixed = task.prefixed
         watch.seed = task.seeds[rank] if task.seeds else 0
     else:
         watch = CheckpointWatch(own_files, folder, rank, task.steps, resumes=task.way is Way.RESUMES)

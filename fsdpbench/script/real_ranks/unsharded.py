@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
+import torch.distributed.tensor as distributed_tensor
 from torch import nn
 from torch.distributed.nn import functional as differentiable
 from torch.nn.parallel import DistributedDataParallel
@@ -34,6 +35,7 @@ from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.pieces import keep
 from fsdpbench.script.real_ranks.watching import Watch, carries_gradient, optimized
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -51,13 +53,13 @@ class Reference(Watch):
     """The watch of the script without sharding. Each step begins with the weights that the sharded run had
     then, from `weights` (a file for each step), and steps with the gradients that the sharded run read: so
     one difference is found once. `moves`: the share of itself in which each weight is moved at random;
-    `follows`: gradients follow what is gathered."""
+    `follows`: gradients follow what is gathered; `prefixed`: names have the wrappers' parts."""
 
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, weights: Path, scale: float):
         super().__init__(own_files, folder, rank, steps)
         self._weights, self._scale = weights, scale
         self.moves, self._generator = 0.0, torch.Generator().manual_seed(rank)
-        self.follows = False
+        self.follows = self.prefixed = False
         self._parameters: dict[str, nn.Parameter] = {}
         self._known: Set[int] = frozenset()
         self._aliases: dict[str, str] = {}
@@ -73,6 +75,8 @@ class Reference(Watch):
         for name in ("all_gather", "all_gather_into_tensor"):
             around(dist, name, self._gathering)
         around(BatchSampler, "__iter__", self._batches)
+        for name in ("named_parameters", "named_modules"):
+            around(nn.Module, name, self._naming)
 
     def begin(self) -> None:
         """Take the weights of the sharded run; keep what this run's optimizer made of the last ones."""
@@ -89,6 +93,12 @@ class Reference(Watch):
                 if self.moves and parameter.is_floating_point():
                     random = torch.rand(parameter.shape, generator=self._generator) - 0.5
                     parameter.mul_(1 + self.moves * random)
+
+    def _naming(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Give the script the names that parameters and modules have without wrappers."""
+        if self.prefixed or not self._own_files.has(sys._getframe(2).f_code.co_filename):
+            return original(module, *args, **kwargs)
+        return ((_unwrapped(module, path), each) for path, each in original(module, *args, **kwargs))
 
     def _batches(self, original: Any, sampler: Any) -> Any:
         return itertools.islice(original(sampler), None if self.epochs is None else _SHORT)
@@ -237,6 +247,8 @@ class Reference(Watch):
             return
         clipped = saved.get("clipped") or {}
         for name, parameter in self._parameters.items():
+            if name in self._others and name not in self._reached:
+                continue
             given = clipped.get(name)
             parameter.grad = None
             if given is not None:
@@ -258,7 +270,7 @@ class Reference(Watch):
                     named.setdefault(name, parameter)
                 else:
                     self._aliases.setdefault(name, first)
-        self._parameters = dict(sorted(named.items()))
+        self._parameters = dict(sorted((named | self._others).items()))
 
     def _saved(self, step: int) -> Any:
         path = self._weights / f"step{step}.pt"
@@ -271,6 +283,16 @@ class Reference(Watch):
 
 def _add_to(gradients: dict[str, torch.Tensor], name: str, gradient: torch.Tensor) -> None:
     gradients[name] = gradients.get(name, 0) + gradient.detach().to_dense().double()
+
+
+def _unwrapped(module: Any, path: str) -> str:
+    """Return the name that a part of a module has without wrappers."""
+    parts = []
+    for part in path.split("."):
+        if plain_name(part) or (part == "module" and not isinstance(module, _Unsharded)):
+            parts.append(part)
+        module = getattr(module, part, module)
+    return ".".join(parts)
 
 
 def _is_of_hook(frame: FrameType | None) -> bool:
@@ -304,6 +326,7 @@ def leave_out_wrappers(casts_buffers: bool) -> None:
     replacements.add(fsdp.FullyShardedDataParallel, _Unsharded)
     replacements.add(DistributedDataParallel, _Replica)
     replacements.add(fsdp.register_fsdp_forward_method, _nothing)
+    replacements.wrap(distributed_tensor, "distribute_tensor", passing_to(_distributing))
     replacements.apply()
     replace_fully_shard(lambda original: _fully_shard)
     patch("replicate", lambda original: _fully_shard)
@@ -311,6 +334,13 @@ def leave_out_wrappers(casts_buffers: bool) -> None:
     replace(checkpoint_wrappers, torch_utils_checkpoint=_without_recomputing)
     for name in ("to_local", "full_tensor"):  # of a DTensor
         setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
+    for name, value in (("device_mesh", None), ("placements", ())):
+        setattr(torch.Tensor, name, value)
+
+
+def _distributing(make: Callable[..., Any], tensor: Any, device_mesh: Any, *args: Any, **kwargs: Any) -> Any:
+    """Distribute a tensor, unless as one without sharding is."""
+    return tensor if device_mesh is None else make(tensor, device_mesh, *args, **kwargs)
 
 
 _OF_CHECKPOINT = {*inspect.signature(checkpoint).parameters, "preserve_rng_state"}

@@ -1,6 +1,8 @@
 """Watches the steps of a script on a real rank: writes gradients, weights and losses down for comparison."""
 
+import collections
 import contextlib
+import functools
 import gc
 import hashlib
 import random
@@ -29,7 +31,7 @@ from fsdpbench.script.interposing import around
 from fsdpbench.script.model_blocks import roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.loss_divisors import Divided, divided
-from fsdpbench.script.real_ranks.pieces import Held, Names, Piece, held_parameters, keep
+from fsdpbench.script.real_ranks.pieces import Held, Names, Piece, held_parameters, held_tensor, keep
 from fsdpbench.script.steps import MeasuredAllError
 
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
@@ -39,6 +41,9 @@ _FEW = 0.02  # of a scaler's factor: up to it a norm is of gradients without tha
 _SMALL = 1024
 """Elements of a tensor up to which it holds norms and counts rather than gradients."""
 _GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
+_NUMBERS = (bool, int, float, tuple, torch.Tensor)
+OTHER = "the optimizer's tensor of no module, number"
+"""How the name of such a tensor begins."""
 MOST_STEPS = 9
 """Steps up to which an optimizer is waited for that has not stepped."""
 _HOOKS = (
@@ -110,6 +115,11 @@ class StepRecord:
     changed: frozenset[str] = frozenset()  # weights that the last step changed
     scaled_clip: str = ""  # the line that clips what a scaler has scaled
     facts: Mapping[str, object] = field(default_factory=dict)  # what is to be the same on all ranks
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Whether each parameter trains, and the numbers of its optimizer's group."""
+    largest: list[float] = field(default_factory=list)
+    """Single numbers of which an all-reduce gave the largest of all ranks."""
+    made: str = ""  # the line that made the first optimizer
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -142,7 +152,10 @@ class Watch:
         self._leading: torch.optim.Optimizer | None = None
         self._leaders = list[torch.optim.Optimizer]()
         """Each that was the first to step behind some backward."""
-        self._waiting = set[int]()  # optimizers that have not stepped
+        self._waiting = set[int]()  # parameters whose optimizers have not stepped
+        self._made = ""
+        self._others = dict[str, nn.Parameter]()  # an optimizer's tensors of no module
+        self._reached = dict[str, nn.Parameter]()  # those that a backward gave a gradient
         self._kept = set[int]()  # parameters with gradients before the first backward of a step
         self._depth = self._since = 0  # backwards that run; those since the last forward
         self._begins, self._steps = True, False
@@ -173,7 +186,8 @@ class Watch:
 
     def held(self) -> dict[str, Held]:
         """Return this rank's parameters."""
-        return held_parameters(optimized(*self._optimizers), self._names)
+        others = {name: held_tensor(each) for name, each in self._reached.items()}
+        return held_parameters(optimized(*self._optimizers), self._names) | others
 
     def _making(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
@@ -183,9 +197,16 @@ class Watch:
             torch.manual_seed(self.seed)
             random.seed(self.seed)
         self._optimizers.append(optimizer)
-        self._waiting.add(id(optimizer))
+        self._waiting |= optimized(optimizer).keys()
         if len(self._optimizers) == 1:
             self.held()  # before a block leaves its list
+            self._made = self._own_files.line() or ""
+        inside = {id(each) for root in roots() for each in root.parameters()}
+        for key, each in optimized(optimizer).items():
+            if key not in inside and each.is_leaf and each.requires_grad:
+                name = f"{OTHER} {len(self._others) + 1}"
+                self._others[name] = each
+                each.register_post_accumulate_grad_hook(functools.partial(self._reached.__setitem__, name))
         self._models += roots()  # the script's own references end before its end is written down
 
     def _beginning(self, original: Callable[..., Any], sampler: Any) -> Any:
@@ -218,10 +239,13 @@ class Watch:
             self._by_hand(name, *args, *kwargs.values())
         with torch.no_grad():
             done = original(*args, **kwargs)
-        if done is not None and self._depth:
+        is_largest = name == "all_reduce" and dist.ReduceOp.MAX in (*args[1:2], kwargs.get("op"))
+        if done is not None and (self._depth or is_largest):
             done.wait()  # gradients are read behind the backward
+        content: Any = args[0] if args else kwargs.get("tensor")
+        if is_largest and content.numel() == 1:
+            self.record.largest.append(float(content))
         if self.adds(name, frame):
-            content = args[0] if args else kwargs["tensor"]
             small = content.numel() <= _SMALL
             if done is not None and small:
                 done.wait()
@@ -308,24 +332,26 @@ class Watch:
         self._stepping, self._random = True, torch.get_rng_state()
         if self._depth:
             raise NotComparedError("an optimizer that steps in backward")
-        self._waiting.discard(id(optimizer))
+        self._waiting -= optimized(optimizer).keys()
         leading = self._leading in (None, optimizer) or bool(self.record.losses)
         if self._steps or not leading:  # inside of the leading one's step, or after it
             return
         self._lead(optimizer)
         self._steps = True
         held = self.held()
+        self._waiting &= {each.identity for each in held.values()}  # not those that a wrapper replaced
         self.record.held = {
             name: replace(each, weight=self._begun.get(name, each).weight)
             for name, each in (self.record.held or held).items()
         }
         self.record.clipped = {name: each.gradient for name, each in held.items()}
-        known = optimized(*self._optimizers)
-        self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
+        groups = collections.ChainMap(*map(_group_settings, self._optimizers))
+        self.record.optimized = frozenset(name for name, each in held.items() if each.identity in groups)
         self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
         self.record.reduces, self.record.waits = self._reduces, bool(self._waiting)
         self.record.by_hand, self.record.votes = self._reduces_by_hand, self._votes
-        self.record.seed = self.seed
+        self.record.seed, self.record.made = self.seed, self._made
+        self.record.settings = {name: (each.trains, groups.get(each.identity)) for name, each in held.items()}
         self.settle()
         keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
@@ -373,6 +399,15 @@ def optimized(*optimizers: torch.optim.Optimizer | None) -> dict[int, nn.Paramet
     """Return the optimizers' parameters, by identity."""
     groups = [group for each in optimizers if each is not None for group in each.param_groups]
     return {id(parameter): parameter for group in groups for parameter in group["params"]}
+
+
+def _group_settings(optimizer: torch.optim.Optimizer) -> dict[int, str]:
+    """Return the numbers of the group of each parameter, by its identity."""
+    found = dict[int, str]()
+    for group in optimizer.param_groups:
+        numbers = [(key, group[key]) for key in sorted(group) if isinstance(group[key], _NUMBERS)]
+        found |= dict.fromkeys(map(id, group["params"]), f"{type(optimizer).__name__} {numbers}")
+    return found
 
 
 def _has_gradient(parameter: nn.Parameter) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from torch import nn
 
+from fsdpbench.answers.prove.real_runs import merged
 from fsdpbench.script.real_ranks.pieces import Names
+from fsdpbench.script.real_ranks.watching import StepRecord
 
 
 def names_of(model: nn.Module, names: Names) -> dict[int, str]:
@@ -77,3 +80,22 @@ def test_a_model_that_holds_another_shares_its_names() -> None:
             [(name, identity) for name, (_, identity) in zip(found, paths[index], strict=True)], trained
         )
         assert found[:2] == ["inner.weight", "inner.bias"]
+
+
+@pytest.mark.parametrize(
+    ("sharded", "plain", "found"),
+    [
+        ("aabb", "ccdd", []),  # the values of settings may differ: their groups count
+        ("aaaa", "ccdd", ["0", "1"]),
+        ("aaaa", "cddd", ["0"]),
+        ("aabb", "cdee", ["0"]),
+        ("aabb", "cccc", None),  # names as the wrapper gives them
+        ("abab", "ccdd", None),
+    ],
+)
+def test_groups_that_a_wrapper_merges(sharded: str, plain: str, found: list[str] | None) -> None:
+    one, other = (
+        StepRecord({}, settings={str(place): each for place, each in enumerate(groups)})
+        for groups in (sharded, plain)
+    )
+    assert merged(one, other) == found

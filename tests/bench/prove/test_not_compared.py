@@ -173,6 +173,19 @@ for step in range(5):
 """,
         "an optimizer has other tensors, of which the script makes",
     ),
+    "latents of a rank's own samples": (
+        """
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(net().cuda())
+latents = data(0).requires_grad_()
+optimizer = torch.optim.SGD([*model.parameters(), latents], lr=0.1)
+for step in range(5):
+    optimizer.zero_grad()
+    (model(latents) - data(1)).square().mean().backward()
+    optimizer.step()
+""",
+        "whether it is meant to be a rank's own is not known",
+    ),
     "means that are divided by microbatches and ranks at once": (
         SUMS.format(divisor="2 * dist.get_world_size()").replace(".sum().backward()", ".mean().backward()"),
         "gradients are divided by 4 behind the backward",

@@ -121,9 +121,7 @@ def _run(path: Path, device: str) -> MeasuredRun:
         raise UsageError(f"{path}: is not the result of a run ({error})") from None
     if config.device != device or (device == "cuda" and simulated):
         ran = "a simulated GPU" if simulated else config.device
-        raise UsageError(
-            f"{path}: ran on {ran}: no GPU was measured (calibrate --device sim takes simulated runs)"
-        )
+        raise UsageError(error_text("fit.no_gpu", path, ran))
     if config.script is not None or config.soak is not None:
         raise UsageError(f"{path}: a script's run or a soak cannot be simulated again from it")
     if result.get("status") != "ok" or not isinstance(step, int | float) or not 0 < step < math.inf:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpbench.script.real_ranks.loss_divisors import divided, uneven
+from fsdpbench.script.real_ranks.loss_divisors import divided, of_the_largest, uneven
 
 ROWS, CLASSES = 6, 7
 TARGET = torch.tensor([0, 1, -100, 2, -100, 4])
@@ -175,3 +175,26 @@ def test_other_losses_of_a_line_are_not_compared() -> None:
     x = torch.randn(ROWS, CLASSES, requires_grad=True)
     losses = {"a.py:7 a.py:9 0": x.mean(), "a.py:7 a.py:9 1": x[:2].mean(), "a.py:7 a.py:10 0": x[:3].mean()}
     assert uneven([divided(loss, lines) for lines, loss in losses.items()]) is None
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=2), min_size=2, max_size=5),
+    st.booleans(),
+    st.sampled_from([max, sum]),
+)
+def test_sums_over_the_largest_count_of_all_ranks(
+    counts: list[list[int]], multiplied: bool, chosen: Callable[[list[int]], int]
+) -> None:
+    ranks = [sum(each) for each in counts]
+    largest, divisor, times = max(ranks), chosen(ranks) or 1, len(ranks) if multiplied else 1
+    every = [
+        [
+            divided(
+                (torch.ones(9, requires_grad=True)[:count].square().sum() / divisor) * times, "train.py:1"
+            )
+            for count in windows
+        ]
+        for windows in counts
+    ]
+    wrong = min(ranks) < largest and divisor == largest
+    assert of_the_largest(every, largest) == (ranks if wrong else [])
