@@ -178,8 +178,8 @@ def test_the_speed_of_a_trace_is_that_of_its_median_step(tmp_path: Path) -> None
         built.kernel("gemm", number * 1_000_000 + 200_000, number * 1_000_000 + 900_000)
     path = built.write(tmp_path / "rank0_trace.json")
     # Faster than the chip can be, so that no cause is simulated.
-    words = ["--from", str(path), "--model", "gpt-125m", "--gpus", "8", "--hardware", "a100-80gb", "--json"]
-    done = CliRunner().invoke(expect_command, [*words, "--batch", "32", "--seq", "1024", "--shape", "layers=1"])
+    words = "--model gpt-125m --shape layers=1 --batch 32 --seq 1024 --gpus 8 --hardware a100-80gb --json"
+    done = CliRunner().invoke(expect_command, ["--from", str(path), *words.split()])
     assert done.exit_code == 0, done.output
     measured = json.loads(done.stdout)["measured_s"]
     assert math.isclose(measured, 1e-3, rel_tol=1e-6)
