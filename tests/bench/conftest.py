@@ -54,10 +54,10 @@ def call(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def server_for_all() -> None:
-    """The fork server that all tests of this process share knows what any of them needs: a server that a
-    simulated sweep started would leave the compiler, half a second, to every script and real rank after it.
+    """The fork server that all tests of this process share knows what any of them needs: real ranks, and the
+    compiler, which costs a second in every point that imports it itself.
     """
-    fork_server.context()
+    fork_server._preload = [*fork_server._PRELOAD_REAL, "fsdpbench.engine.devices.preload_compiler"]
     fork_server.ensure()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import string
 import tomllib
-from collections.abc import Iterator
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,24 +32,28 @@ def origin_of(path: Path, tree: ast.Module) -> str | None:
     return next((each for each in TABLES if each.endswith(name)), None)
 
 
-def calls(table: str) -> Iterator[tuple[str, ast.Call]]:
-    """Yield the place and the syntax of each call that reads a text of the table."""
+@cache
+def calls() -> dict[str | None, list[tuple[str, ast.Call]]]:
+    """Return the place and the syntax of each call that reads a text, by its table."""
+    found = defaultdict(list)
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         if any(link in path.parents for link in LINKS):
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if origin_of(path, tree) != table:
+        text = path.read_text(encoding="utf-8")
+        if "error_text" not in text:
             continue
+        tree = ast.parse(text)
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "error_text":
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+                found[origin_of(path, tree)].append((f"{path.relative_to(ROOT)}:{node.lineno}", node))
+    return found
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_texts_have_as_many_places_as_values(table: str) -> None:
     texts = tomllib.loads((ROOT / TABLES[table]).read_text(encoding="utf-8"))
     wrong, used = [], set()
-    for place, call in calls(table):
+    for place, call in calls()[table]:
         name = ast.literal_eval(call.args[0])
         places = [field for _, field, _, _ in string.Formatter().parse(texts[name]) if field is not None]
         used.add(name)

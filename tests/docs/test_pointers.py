@@ -63,21 +63,21 @@ def prose(source: str) -> str:
     return "\n".join(found)
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of each page, and of the docstrings and comments of each source file."""
+@cache
+def texts() -> dict[str, str]:
+    """Return the text of each page, and the docstrings and comments of each source file, by path."""
+    found = {}
     for name in tracked():
         path = ROOT / name
         inside = name.startswith((*(f"{package}/" for package in PACKAGES), "ci/"))
         if name.endswith(".md") and not name.startswith(".github"):
-            yield name, _BLOCK.sub("", path.read_text(encoding="utf-8"))
+            found[name] = _BLOCK.sub("", path.read_text(encoding="utf-8"))
         elif inside and name.endswith(".py") and path.name not in IMITATING:
-            yield name, prose(path.read_text(encoding="utf-8"))
+            found[name] = prose(path.read_text(encoding="utf-8"))
         elif inside and name.endswith(".toml"):
             lines = path.read_text(encoding="utf-8").splitlines()
-            yield name, "\n".join(line for line in lines[:5] if line.startswith("#"))
-
-
-TEXTS = dict(texts())
+            found[name] = "\n".join(line for line in lines[:5] if line.startswith("#"))
+    return found
 
 
 def exists(file: str, page: str) -> bool:
@@ -176,7 +176,7 @@ def is_there(dotted: str) -> bool:
 @pytest.mark.parametrize("what", ["files", "names"])
 def test_pointers_lead_somewhere(what: str) -> None:
     wrong = []
-    for page, text in TEXTS.items():
+    for page, text in texts().items():
         if what == "files":
             named = {file for file in files_in(text) if PurePosixPath(file).name not in OF_OTHERS}
             wrong += [f"{page}: {file}" for file in sorted(named) if not exists(file, page)]
@@ -189,7 +189,7 @@ def test_pointers_lead_somewhere(what: str) -> None:
 
 def test_names_beside_a_file_are_in_it() -> None:
     wrong = []
-    for page, text in TEXTS.items():
+    for page, text in texts().items():
         for match in _FILE_AND_NAME.finditer(text):
             file, name = match[1] or match[3], match[2] or match[4]
             found = [path for path in tracked() if path == file or path.endswith(f"/{file}")]

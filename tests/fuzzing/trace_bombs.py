@@ -9,6 +9,7 @@ import pickle
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 EVENT = b'{"ph":"X","cat":"kernel","name":"k","ts":5,"dur":1}'
@@ -35,6 +36,7 @@ def bombs() -> Iterator[Bomb]:
     yield from _of_snapshots()
 
 
+# What a file holds is made where it is written: the names of all are read wherever tests are collected.
 def _file(name: str, content: Callable[[], bytes]) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         (folder / name).write_bytes(content())
@@ -43,31 +45,33 @@ def _file(name: str, content: Callable[[], bytes]) -> Callable[[Path], Path]:
     return write
 
 
-def _repeated(first: bytes, part: bytes, times: int) -> Callable[[Path], Path]:
-    """A gzip file of members: `first`, then `part` over and over."""
-    return _file("rank0_trace.json.gz", lambda: gzip.compress(first) + gzip.compress(part, 9) * times)
+def _repeated(first: bytes, part: bytes, count: int, times: int) -> Callable[[Path], Path]:
+    """A gzip file of members: `first`, then `count` of `part` over and over."""
+    return _file("rank0_trace.json.gz", lambda: gzip.compress(first) + gzip.compress(part * count, 9) * times)
 
 
 def _of_size() -> Iterator[Bomb]:
     for name, first, part, words in (
-        ("zeros", b"", bytes(PART), "not JSON"),
-        ("white space", b"", b" " * PART, "`event`"),
-        ("white space in the list", BEGIN + EVENT, b"\n" * PART, "`event`"),
-        ("a name", BEGIN + b'{"name":"', b"x" * PART, "`event`"),
-        ("a number", BEGIN + b'{"ts":', b"1" * PART, "`event`"),
-        ("escapes", BEGIN + b'{"ph":"', b"\\" * PART, "`event`"),
-        ("arguments", BEGIN + b'{"ph":"X","args":[', b"0," * (PART // 2), "`event`"),
-        ("before the events", b'{"a":"', b"x" * PART, "`event`"),
-        ("after the events", BEGIN + EVENT + b'],"a":"', b"x" * PART, "`event`"),
+        ("zeros", b"", b"\0", "not JSON"),
+        ("white space", b"", b" ", "`event`"),
+        ("white space in the list", BEGIN + EVENT, b"\n", "`event`"),
+        ("a name", BEGIN + b'{"name":"', b"x", "`event`"),
+        ("a number", BEGIN + b'{"ts":', b"1", "`event`"),
+        ("escapes", BEGIN + b'{"ph":"', b"\\", "`event`"),
+        ("arguments", BEGIN + b'{"ph":"X","args":[', b"0,", "`event`"),
+        ("before the events", b'{"a":"', b"x", "`event`"),
+        ("after the events", BEGIN + EVENT + b'],"a":"', b"x", "`event`"),
     ):
-        yield Bomb(f"10 GB: {name}", _repeated(first, part, 160), words)
-        yield Bomb(f"1 GB, limited: {name}", _repeated(first, part, 16), "", ("--limit", "unpacked=100MB"))
+        often = PART // len(part)
+        yield Bomb(f"10 GB: {name}", _repeated(first, part, often, 160), words)
+        limit = ("--limit", "unpacked=100MB")
+        yield Bomb(f"1 GB, limited: {name}", _repeated(first, part, often, 16), "", limit)
     yield Bomb("a hole of 9 GB", _hole, "`unpacked`")
     yield Bomb("gzip in gzip", _file("t.json.gz", lambda: gzip.compress(gzip.compress(EVENT))), "gzip inside")
-    empty = gzip.compress(b"") * 100_000
-    yield Bomb("empty members", _file("t.json.gz", lambda: empty), "empty")
-    one_by_one = b"".join(gzip.compress(bytes([byte]), 1) for byte in BEGIN + EVENT + b"]}")
-    yield Bomb("a member a byte", _file("rank0.json.gz", lambda: one_by_one), "")
+    whole = BEGIN + EVENT + b"]}"
+    yield Bomb("empty members", _file("t.json.gz", lambda: gzip.compress(b"") * 100_000), "empty")
+    one_by_one = _file("rank0.json.gz", lambda: b"".join(gzip.compress(bytes([byte]), 1) for byte in whole))
+    yield Bomb("a member a byte", one_by_one, "")
 
 
 def _hole(folder: Path) -> Path:
@@ -82,18 +86,26 @@ def _of_depth() -> Iterator[Bomb]:
     for depth in (10, 190, 300, 1000, 2000, 100_000, 1_000_000):
         words = "`depth`" if depth > 200 else ""
         for opening, closing in (("[", "]"), ('{"a":', "}")):
-            inner = opening * depth + "1" + closing * depth
-            event = EVENT[:-1].decode() + ', "args": {"a": ' + inner + "}}"
-            within = f'{{"traceEvents": [{event}, {event}]}}'
-            beside = f'{{"a": {inner}, "traceEvents": [{EVENT.decode()}]}}'
-            yield Bomb(f"{depth} levels of {opening} in an event", _file("t.json", within.encode), words)
-            yield Bomb(f"{depth} levels of {opening} beside", _file("t.json", beside.encode), words)
+            within = _file("t.json", partial(_nested, opening, closing, depth, within=True))
+            beside = _file("t.json", partial(_nested, opening, closing, depth, within=False))
+            yield Bomb(f"{depth} levels of {opening} in an event", within, words)
+            yield Bomb(f"{depth} levels of {opening} beside", beside, words)
     raised = '{"traceEvents": [{"a": ' + "[" * 5000 + "]" * 5000 + "}]}"
     yield Bomb(
         "depth raised", _file("t.json", raised.encode), "deeper than Python", ("--limit", "depth=9999")
     )
-    yield Bomb("nothing but brackets", _repeated(b"", b"[" * PART, 3), "`depth`")
-    yield Bomb("nothing but objects", _repeated(b"", b'{"a":' * (PART // 5), 3), "`depth`")
+    yield Bomb("nothing but brackets", _repeated(b"", b"[", PART, 3), "`depth`")
+    yield Bomb("nothing but objects", _repeated(b"", b'{"a":', PART // 5, 3), "`depth`")
+
+
+def _nested(opening: str, closing: str, depth: int, *, within: bool) -> bytes:
+    """Brackets in the arguments of two events, or beside the list of one."""
+    inner = opening * depth + "1" + closing * depth
+    event = EVENT.decode()
+    if not within:
+        return f'{{"a": {inner}, "traceEvents": [{event}]}}'.encode()
+    event = event[:-1] + ', "args": {"a": ' + inner + "}}"
+    return f'{{"traceEvents": [{event}, {event}]}}'.encode()
 
 
 def _of_events() -> Iterator[Bomb]:
@@ -108,16 +120,27 @@ def _of_events() -> Iterator[Bomb]:
         ("broken arguments", EVENT[:-1] + b',"args":{"stream":[]}}'),
         ("strings for numbers", EVENT.replace(b"5", b'"5"')),
     ):
-        yield Bomb(f"many {name}", _repeated(BEGIN, (event + b",") * 100_000, 40), "`events`", options)
-    names = b",".join(EVENT.replace(b'"k"', b'"k%d"' % number) for number in range(300_000))
-    yield Bomb("as many names", _file("rank0.json", lambda: BEGIN + names + b"]}"), "", options)
-    long = EVENT.replace(b'"k"', b'"' + b"x" * (12 << 20) + b'"')
-    yield Bomb("a name of 12 MiB", _file("rank0.json", lambda: BEGIN + long + b"," + EVENT + b"]}"), "")
-    lists = EVENT[:-1] + b',"args":{"stream":[' + b"[]," * (4 << 20) + b"0]}}"
-    yield Bomb("arguments of lists", _file("rank0.json", lambda: BEGIN + lists + b"]}"), "")
+        yield Bomb(f"many {name}", _repeated(BEGIN, event + b",", 100_000, 40), "`events`", options)
+    yield Bomb("as many names", _file("rank0.json", _many_names), "", options)
+    yield Bomb("a name of 12 MiB", _file("rank0.json", _long_name), "")
+    yield Bomb("arguments of lists", _file("rank0.json", _lists), "")
     ranks = EVENT[:-1] + b',"args":{"Collective name":"allreduce","In msg nelems":1e300,"Group size":1e300,'
     ranks += b'"dtype":"Float","Process Group Ranks":"[0, 1, 2, ..., 99999999999999]"}}'
     yield Bomb("ranks without end", _file("rank0.json", lambda: BEGIN + ranks + b"]}"), "")
+
+
+def _many_names() -> bytes:
+    names = b",".join(EVENT.replace(b'"k"', b'"k%d"' % number) for number in range(300_000))
+    return BEGIN + names + b"]}"
+
+
+def _long_name() -> bytes:
+    long = EVENT.replace(b'"k"', b'"' + b"x" * (12 << 20) + b'"')
+    return BEGIN + long + b"," + EVENT + b"]}"
+
+
+def _lists() -> bytes:
+    return BEGIN + EVENT[:-1] + b',"args":{"stream":[' + b"[]," * (4 << 20) + b"0]}}" + b"]}"
 
 
 def _of_files() -> Iterator[Bomb]:

@@ -23,14 +23,17 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[HardwareProfile, dict[str, list[str]]]:
+def calibrated(
+    in_forks: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[HardwareProfile, dict[str, list[str]]]:
     """Eight simulated H100s, measured by somebody who knows no better base than the H200, whose kernels of
     several streams he takes for independent."""
     folder = tmp_path_factory.mktemp("calibrate")
     file, base = folder / "mine.toml", folder / "base.toml"
     base.write_text('base = "h200"\nname = "base"\n[contention]\nkernel_share = 0.0\n')
-    simulated = ["--device", "sim", "--hardware", "h100-80gb", "--gpus", "8"]
-    done = run("calibrate", *simulated, "--base", str(base), "--quick", "-o", str(file), "--json")
+    words = ["calibrate", "--device", "sim", "--hardware", "h100-80gb", "--gpus", "8", "--quick", "--json"]
+    program = "from fsdpbench.cli import main; main()"
+    (done,) = in_forks(program, [[*words, "--base", str(base), "-o", str(file)]])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "warning" not in done.stderr.lower()
     return load_profile(file), json.loads(done.stdout)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,13 @@ from fsdpbench.engine.results.records import Status
 
 
 @pytest.fixture(scope="session")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def planted(in_forks: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of sweeps: `base`, and one for each regression (see planted_sweeps.py)."""
     folder = tmp_path_factory.mktemp("planted")
     script = Path(__file__).with_name("planted_sweeps.py")
-    subprocess.run(
-        [sys.executable, str(script), str(folder)], check=True, timeout=200, stdout=subprocess.DEVNULL
-    )
+    program = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    (done,) = in_forks(program, [[str(script), str(folder)]], timeout=200)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

@@ -63,35 +63,49 @@ def planted(program: str, *arguments: str, folder: Path) -> str:
     return done.stdout
 
 
-COMMAND = """
+COMMANDS = """
+import contextlib
 from fsdpbench.cli import main
-main()
+
+for words in sys.argv[1:]:
+    sys.argv = ["fsdpbench", *words.split()]
+    with contextlib.suppress(SystemExit):
+        main()
+    print("end of it", flush=True)
 """
 
 
+def printed_by(*commands: str, folder: Path) -> list[str]:
+    """What each command prints, one after another in one process with the setting planted."""
+    *found, rest = planted(COMMANDS, *commands, folder=folder).split("end of it\n")
+    assert not rest
+    return found
+
+
 def test_it_is_listed_and_has_a_flag(tmp_path: Path) -> None:
-    (row,) = (
-        r
-        for r in json.loads(planted(COMMAND, "list", "settings", "--json", folder=tmp_path))
-        if r["name"] == "pace"
-    )
+    helps = [f"{command} --help-all" for command in ("sweep", "plan", "tune", "run")]
+    listed, *lists, single = printed_by("list settings --json", *helps, folder=tmp_path)
+    (row,) = (r for r in json.loads(listed) if r["name"] == "pace")
     assert (row["default"], row["reason"]) == (3, "Three keep step.")
-    for command in ("sweep", "plan", "tune"):
-        printed = " ".join(planted(COMMAND, command, "--help-all", folder=tmp_path).split())
-        assert "Strides that the planted setting takes, e.g. 3 or 3,5. Default: 3." in printed
-    printed = " ".join(planted(COMMAND, "run", "--help-all", folder=tmp_path).split())
-    assert "Strides that the planted setting takes, e.g. 3. Default: 3." in printed
+    assert len(lists) == 3
+    meaning = "Strides that the planted setting takes, e.g."
+    assert all(f"{meaning} 3 or 3,5. Default: 3." in " ".join(printed.split()) for printed in lists)
+    assert f"{meaning} 3. Default: 3." in " ".join(single.split())
 
 
 def test_spaces_and_presets_sweep_it(tmp_path: Path) -> None:
     (tmp_path / "space.toml").write_text(
         'model = "gpt-tiny"\nsystem = "impl-fsdp2"\n[settings]\npace = [1, "off"]\n'
     )
-    found = json.loads(planted(COMMAND, "plan", "space.toml", "--no-predict", "--json", folder=tmp_path))
-    assert [point["config"]["settings"]["pace"] for point in found["points"]] == [1, 0]
-    words = ("plan", "--model", "gpt-tiny", "--preset", "memory", "--no-predict", "--json")
-    found = json.loads(planted(COMMAND, *words, folder=tmp_path))
-    assert {point["config"]["settings"]["pace"] for point in found["points"]} == {3, 5}
+    of_space, of_preset = printed_by(
+        "plan space.toml --no-predict --json",
+        "plan --model gpt-tiny --preset memory --no-predict --json",
+        folder=tmp_path,
+    )
+    points = json.loads(of_space)["points"]
+    assert [point["config"]["settings"]["pace"] for point in points] == [1, 0]
+    points = json.loads(of_preset)["points"]
+    assert {point["config"]["settings"]["pace"] for point in points} == {3, 5}
 
 
 REST = """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -134,33 +132,33 @@ def test_the_simulated_traced_step_is_the_timed_one(
 
 
 def test_traffic_and_operators_of_a_simulated_step_do_not_depend_on_how_many_are_traced(
-    tmp_path: Path, fsdpbench: Any
+    in_forks: Any, tmp_path: Path, fsdpbench: Any
 ) -> None:
     """`bytes` and counts are those of a mean traced step."""
     one = result_of(fsdpbench, tmp_path / "run", "--batch", "2")
     (config,) = (tmp_path / "run").rglob("config.json")
     record = json.loads(config.read_text())
     record["measurement"]["traced_steps"] = 3
-    three = worker_result(record, tmp_path / "three")
+    three = worker_result(in_forks, record, tmp_path / "three")
     assert three["profiler_step_times_s"] == []
     assert three["step_times_s"] == one["measured"]["step_times_s"]
     assert three["memory_traffic"] == one["memory_traffic"]
 
 
-def worker_result(record: dict[str, Any], folder: Path) -> dict[str, Any]:
+def worker_result(in_forks: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The record of a configuration that a process of its own runs."""
     folder.mkdir()
     path = folder / "config.json"
     path.write_text(json.dumps(record))
     script = (
         "import json, sys; from pathlib import Path\n"
-        "import fsdpbench.launch.preload\n"
         "from fsdpbench.base.configuration.config import Config\n"
         "from fsdpbench.engine.devices.base import Placement\n"
         "from fsdpbench.engine.worker import run_rank\n"
         "config = Config.from_dict(json.loads(Path(sys.argv[1]).read_text()))\n"
         "run_rank(config, Placement(0, 8, 0), Path(sys.argv[2]))"
     )
-    subprocess.run([sys.executable, "-c", script, str(path), str(folder)], check=True, timeout=120)
+    (done,) = in_forks(script, [[str(path), str(folder)]])
+    assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((folder / "trace" / "rank0_record.json").read_text())
     return found

@@ -62,7 +62,7 @@ def forward(model: Any, kind: str) -> None:
     options=st.sampled_from(OPTIONS),
     ignored=st.sampled_from(((), ("wide",), ("1.running_mean",))),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_buffers_are_sent_as_ddp_sends_them(
     kinds: list[str], options: dict[str, Any], ignored: tuple[str, ...]
 ) -> None:

@@ -70,6 +70,17 @@ class Sweep:
                 continue
         return found
 
+    def writers(self) -> list[int]:
+        """Processes that write their errors into its folder, as ranks and their agents do."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/fd/2"):
+            try:
+                if os.readlink(path).startswith(f"{self.folder}/"):
+                    found.append(int(path.parts[2]))
+            except OSError:
+                continue
+        return found
+
     def wait_until_gone(self) -> None:
         deadline = time.monotonic() + 20
         while self.processes():
@@ -202,11 +213,15 @@ def wait_for_first_result(sweep: Sweep, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def test_a_configuration_past_its_timeout_is_a_result(tmp_path: Path) -> None:
+def test_a_configuration_past_its_timeout_is_a_result(fsdpbench: Any, tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "run")
-    code, _, stderr = sweep.run("--system", "torch-ddp", "--timeout", "0.3", "--wrap", "block")
-    sweep.wait_until_gone()
-    assert code == 4, stderr
+    words = ("--system", "torch-ddp", "--timeout", "0.3", "--wrap", "block", "-o", str(sweep.folder))
+    done = fsdpbench("sweep", *MODEL, *words)
+    assert done.returncode == 4, done.stderr
     (result,) = sweep.results.values()
     assert result["status"] == "timeout"
     assert "ran past 0.3 s" in result["cause"]["message"]
+    deadline = time.monotonic() + 20
+    while left := sweep.writers():
+        assert time.monotonic() < deadline, f"processes left behind: {left}"
+        time.sleep(0.05)

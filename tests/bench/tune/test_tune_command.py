@@ -127,7 +127,8 @@ def test_that_no_code_is_written_is_said_with_the_reason(
     fsdpbench: Any, tmp_path: Path, command: list[str], said: str
 ) -> None:
     words = ["--model", "gpt-tiny", "--gpus", "4", "--device", "sim", "--batch", "2", "--tp", "2"]
-    words += ["--system", "torch-fsdp2", "-o", str(tmp_path / "found")]
+    words += ["--system", "torch-fsdp2", "--strategy", "FULL_SHARD", "--backward-prefetch", "pre"]
+    words += ["--wrap", "block", *REST, "-o", str(tmp_path / "found")]
     done = fsdpbench(*command, *words)
     assert done.returncode == 0, done.stderr
     assert not list((tmp_path / "found").glob("best_*.py"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -48,21 +46,11 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(in_forks: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gloo")
     (folder / "trace").mkdir()
-    program = folder / "rank.py"
-    program.write_text(RANK_PROGRAM)
-    command = [sys.executable, "-W", "ignore", str(program)]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=120)
-        assert rank.returncode == 0, errors
+    for done in in_forks(RANK_PROGRAM, [[str(rank), str(folder)] for rank in range(2)]):
+        assert done.returncode == 0, done.stderr
     return folder
 
 

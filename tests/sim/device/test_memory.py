@@ -6,10 +6,7 @@ import copy
 import gc
 import gzip
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -170,37 +167,21 @@ def test_flash_attention_s_workspace_is_counted() -> None:
     assert peak < gradients + wide + sums + 4 * MIB
 
 
-OUT_OF_MEMORY_IN_BACKWARD = """
-import sys
-from pathlib import Path
-
-import torch
-from device_training import VOCABULARY, TinyGPT, start, wrap
-
-sim = start()
-sim.accelerator.on_out_of_memory = Path(sys.argv[1]).write_text
-with torch.device("sim"):
-    model = wrap("fsdp2", TinyGPT(width=1024), 8)
-loss = model(torch.randint(0, VOCABULARY, (2, 128), device="sim"))
-torch.sim.empty_cache()
-kept = torch.empty(torch.sim.mem_get_info()[0] - (8 << 20), device="sim", dtype=torch.uint8)
-loss.backward()
-"""
-
-
-def test_out_of_memory_in_backward_is_heard_before_it_is_raised(tmp_path: Path) -> None:
+def test_out_of_memory_in_backward_is_heard_before_it_is_raised() -> None:
     """Hooks of backward allocate."""
-    heard = tmp_path / "heard"
-    ended = subprocess.run(
-        [sys.executable, "-c", OUT_OF_MEMORY_IN_BACKWARD, str(heard)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == 1
-    assert "out of memory. Tried to allocate" in heard.read_text(), ended.stderr
-    assert "torch.OutOfMemoryError: CUDA out of memory." in ended.stderr
+    from device_training import VOCABULARY, TinyGPT, start, wrap
+
+    heard: list[str] = []
+    start().accelerator.on_out_of_memory = heard.append
+    with torch.device("sim"):
+        model = wrap("fsdp2", TinyGPT(width=1024), 8)
+    loss = model(torch.randint(0, VOCABULARY, (2, 128), device="sim"))
+    torch.sim.empty_cache()
+    kept = torch.empty(torch.sim.mem_get_info()[0] - (8 << 20), device="sim", dtype=torch.uint8)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\. Tried to allocate"):
+        loss.backward()
+    assert kept.numel()
+    assert "out of memory. Tried to allocate" in heard[0]
 
 
 def test_a_history_is_kept_beside_a_running_trace(tmp_path: Path) -> None:

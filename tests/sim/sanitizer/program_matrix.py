@@ -179,7 +179,12 @@ _IMPL_FSDP1 = [
         {"offload": True, "sharding_strategy": "NO_SHARD", "policy": ALL_LOW, "memory_handover": "events"},
     ),
     (programs.assign_instead_of_backward, {"use_orig_params": True}),
-    (programs.assign_instead_of_backward, {"use_orig_params": True, "offload": True}),
+    # With the rate limiter the CPU waits before it writes, whatever else makes it wait.
+    (programs.assign_instead_of_backward, {"offload": True, "limit_all_gathers": False}),
+    (
+        programs.assign_instead_of_backward,
+        {"use_orig_params": True, "offload": True, "limit_all_gathers": False},
+    ),
     (programs.fail_in_forward, {"limit_all_gathers": False}),
     (programs.train, {"memory_handover": "events"}),
     (programs.accumulate, {"memory_handover": "events", "policy": LOW, "limit_all_gathers": False}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,8 @@ QUICK = (
 
 
 _CODE = f"""
-import dataclasses, sys
+import dataclasses, sys, warnings
+warnings.simplefilter("ignore")
 sys.path.insert(0, {str(HERE)!r})
 import seeded
 seeded.run(*sys.argv[1:])
@@ -45,16 +47,15 @@ for change in {{"kind": "use_after_free"}}, {{"first": bug.second}}, {{"program"
 """
 
 
-def judge(*names: str) -> list[str]:
+def judge(in_forks: Any, *names: str) -> list[str]:
     """What the judge of these bugs and programs prints, and of three that are judged wrongly on purpose."""
-    command = [sys.executable, "-W", "ignore", "-c", _CODE, *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    (done,) = in_forks(_CODE, [[*names]], timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     return done.stdout.splitlines()
 
 
-def test_bugs_are_found_and_mends_believed() -> None:
-    *told, kind, place, missed = judge(*QUICK)
+def test_bugs_are_found_and_mends_believed(in_forks: Any) -> None:
+    *told, kind, place, missed = judge(in_forks, *QUICK)
     count = f"{len(QUICK) - 4} bugs and their mends, 4 clean programs, 0 judged wrongly"
     assert told[-1] == count, "\n".join(told)
     # The judge itself: another kind, another place and a missed bug count.
@@ -64,8 +65,8 @@ def test_bugs_are_found_and_mends_believed() -> None:
 
 
 @pytest.mark.campaign
-def test_all_bugs_and_clean_programs() -> None:
-    told = judge()
+def test_all_bugs_and_clean_programs(in_forks: Any) -> None:
+    told = judge(in_forks)
     print("\n".join(told))
     assert told[-4].endswith(", 0 judged wrongly")
 

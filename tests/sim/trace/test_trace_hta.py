@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 
 import pytest
@@ -11,7 +13,9 @@ from fsdpbench.sim.model.trace_recorder import CollectiveRecord, TraceRecorder
 
 # Its rounding to whole microseconds has to be off before the first import.
 os.environ.setdefault("HTA_DISABLE_NS_ROUNDING", "1")
-trace_analysis = pytest.importorskip("hta.trace_analysis", reason="the extra `hta` is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("hta") is None, reason="the extra `hta` is not installed"
+)
 
 US = 1000
 STEPS = 4
@@ -43,7 +47,7 @@ def write(folder) -> None:
 def analysis(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traces")
     write(folder)
-    return trace_analysis.TraceAnalysis(trace_dir=str(folder))
+    return importlib.import_module("hta.trace_analysis").TraceAnalysis(trace_dir=str(folder))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:hta")

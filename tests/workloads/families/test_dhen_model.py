@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -136,18 +135,14 @@ def run_ranks(world_size: int, store: str) -> list[tuple[int, Any, Any]]:
 
 @pytest.mark.plain_cases("2")
 @pytest.mark.parametrize("world_size", [2, 8])
-def test_ranks_share_the_tables_of_one(world_size: int, tmp_path: Path) -> None:
+def test_ranks_share_the_tables_of_one(in_forks: Any, world_size: int, tmp_path: Path) -> None:
     """5 tables over 2 ranks (3 and 2) and over 8 (some without any): what one process computes alone."""
     # Forked from a process without a simulated device: torch runs no backward in a fork of one whose
     # autograd has started threads for devices.
-    command = [
-        sys.executable,
-        __file__,
-        str(world_size),
-        str(tmp_path / "store"),
-        str(tmp_path / "found.json"),
-    ]
-    subprocess.run(command, check=True, timeout=120)
+    program = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    words = [__file__, str(world_size), str(tmp_path / "store"), str(tmp_path / "found.json")]
+    (done,) = in_forks(program, [words])
+    assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
 
     seen, table = use_tables(sample_ids)

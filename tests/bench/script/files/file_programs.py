@@ -1,6 +1,6 @@
 """Drawn sequences of file operations, and what each of them sees: run on simulated GPUs and by plain Python.
 
-    python file_programs.py FOLDER FIRST LAST lay             makes what is there before
+    python file_programs.py FOLDER FIRST LAST lay COPY...     what was there before, and copies; then `cpu`
     python file_programs.py FOLDER FIRST LAST cpu|cuda        one line of JSON for each sequence
     python file_programs.py FOLDER FIRST LAST layer RUNS      the same through the layer over files alone
 
@@ -352,15 +352,18 @@ def through_layer(seed: int, runs: Path) -> list[Any]:
         files.settle()
 
 
-def main(folder: str, first: str, last: str, device: str, runs: str = "") -> None:
+def main(folder: str, first: str, last: str, device: str, *others: str) -> None:
     whole = Path(folder).absolute()
-    for seed in range(int(first), int(last)):
-        if device == "lay":
+    if device == "lay":
+        for seed in range(int(first), int(last)):
             lay(whole / str(seed))
-        else:
-            os.chdir(whole / str(seed))
-            seen = through_layer(seed, Path(runs)) if runs else Sequence(seed, device).run(steps=14)
-            print(json.dumps(seen), flush=True)
+        for copy in others:
+            shutil.copytree(whole, copy)
+        device, others = "cpu", ()
+    for seed in range(int(first), int(last)):
+        os.chdir(whole / str(seed))
+        seen = through_layer(seed, Path(*others)) if others else Sequence(seed, device).run(steps=14)
+        print(json.dumps(seen), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,10 +26,7 @@ def _plainly(*arguments: object) -> list[str]:
 
 def _compare(run_script: RunScript, tmp_path: Path, first: int, last: int) -> None:
     plain, simulated, untouched = (tmp_path / name for name in ("plain", "simulated", "untouched"))
-    _plainly(plain, first, last, "lay")
-    for folder in (simulated, untouched):
-        shutil.copytree(plain, folder)
-    wanted = _plainly(plain, first, last, "cpu")
+    wanted = _plainly(plain, first, last, "lay", simulated, untouched)
     run = run_script(PROGRAMS, str(simulated), str(first), str(last), "cuda", to_the_end=True)
     found = run.output.splitlines()
     _check_seen(first, wanted, found)
@@ -53,14 +49,16 @@ def _named(step: list[Any]) -> list[Any]:
     return [operation, seen]
 
 
-def _compare_layer(tmp_path: Path, first: int, last: int) -> None:
+def _compare_layer(in_forks: Any, tmp_path: Path, first: int, last: int) -> None:
     """Compare sequences without a simulated device, which costs a tenth of the time."""
     plain, layered = tmp_path / "plain", tmp_path / "layered"
-    _plainly(plain, first, last, "lay")
-    shutil.copytree(plain, layered)
-    found = _plainly(layered, first, last, "layer", tmp_path / "runs")
-    _check_seen(first, _plainly(plain, first, last, "cpu"), found)
-    assert len(found) == last - first
+    wanted = _plainly(plain, first, last, "lay", layered)
+    program = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    words = (PROGRAMS, layered, first, last, "layer", tmp_path / "runs")
+    (done,) = in_forks(program, [[str(word) for word in words]])
+    found = done.stdout.splitlines()
+    _check_seen(first, wanted, found)
+    assert len(found) == last - first, done.stderr
 
 
 def _check_what_is_left(run: ScriptRun, untouched: Path, plain: Path, simulated: Path) -> None:
@@ -84,8 +82,8 @@ def test_drawn_sequences(run_script: RunScript, tmp_path: Path) -> None:
     _compare(run_script, tmp_path, 0, 24)
 
 
-def test_drawn_sequences_through_the_layer(tmp_path: Path) -> None:
-    _compare_layer(tmp_path, 0, 40)
+def test_drawn_sequences_through_the_layer(in_forks: Any, tmp_path: Path) -> None:
+    _compare_layer(in_forks, tmp_path, 0, 40)
 
 
 @pytest.mark.campaign
@@ -96,5 +94,5 @@ def test_many_drawn_sequences(run_script: RunScript, tmp_path: Path, first: int)
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("first", range(3000, 7000, 500))
-def test_many_drawn_sequences_through_the_layer(tmp_path: Path, first: int) -> None:
-    _compare_layer(tmp_path, first, first + 500)
+def test_many_drawn_sequences_through_the_layer(in_forks: Any, tmp_path: Path, first: int) -> None:
+    _compare_layer(in_forks, tmp_path, first, first + 500)

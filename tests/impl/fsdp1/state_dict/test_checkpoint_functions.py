@@ -111,23 +111,25 @@ def case_as_torch(rank: int, *, pairs: list[tuple[Options, Options]], **argument
     return differences
 
 
-@pytest.mark.plain_cases("flat-FULL_SHARD-untied", "original-SHARD_GRAD_OP-tied")
+@pytest.mark.plain_cases("few-flat-FULL_SHARD-untied", "few-original-SHARD_GRAD_OP-tied")
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
 @pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
-def test_some_options(two_ranks, strategy: str, originals: bool, tied: bool) -> None:
+@pytest.mark.parametrize("every", [3, 1], ids=["few", "many"])
+def test_some_options(two_ranks, every: int, strategy: str, originals: bool, tied: bool) -> None:
     arguments = {"sharding_strategy": strategy, "use_orig_params": originals, "tied": tied}
-    pairs = list(every_pair())[::11]
+    pairs = list(every_pair())[:: 11 * every]
     if strategy == "NO_SHARD":  # sharded types: torch's optimizer has ShardedTensors, ours whole values
-        pairs = [pair for pair in every_pair() if pair[0]["full_state_dict"]][::5]
+        pairs = [pair for pair in every_pair() if pair[0]["full_state_dict"]][:: 5 * every]
     assert two_ranks.run_everywhere(case_as_torch, pairs=pairs, **arguments) == [[], []]
 
 
-@pytest.mark.plain_cases("original")
+@pytest.mark.plain_cases("few-original")
 @pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
-def test_hybrid(four_ranks, originals: bool) -> None:
+@pytest.mark.parametrize("every", [3, 1], ids=["few", "many"])
+def test_hybrid(four_ranks, every: int, originals: bool) -> None:
     arguments = {"sharding_strategy": "HYBRID_SHARD", "mesh": (2, 2), "use_orig_params": originals}
-    pairs = list(every_pair())[3::13]
+    pairs = list(every_pair())[3 :: 13 * every]
     assert four_ranks.run_everywhere(case_as_torch, pairs=pairs, tied=True, **arguments) == [[]] * 4
 
 
@@ -141,11 +143,12 @@ def test_all_options(two_ranks, mesh: tuple[int, ...], originals: bool, tied: bo
     assert two_ranks.run_everywhere(case_as_torch, 600, pairs=pairs, **arguments) == [[], []]
 
 
-@pytest.mark.plain_cases("freed-untied")
+@pytest.mark.plain_cases("few-freed-untied")
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("freed", [True, False], ids=["freed", "kept"])
-def test_fully_shard(two_ranks, freed: bool, tied: bool) -> None:
-    pairs = list(every_pair())[::11]
+@pytest.mark.parametrize("every", [3, 1], ids=["few", "many"])
+def test_fully_shard(two_ranks, every: int, freed: bool, tied: bool) -> None:
+    pairs = list(every_pair())[:: 11 * every]
     found = two_ranks.run_everywhere(case_as_torch, pairs=pairs, tied=tied, reshard_after_forward=freed)
     assert found == [[], []]
 
