@@ -192,7 +192,8 @@ def _effect_words(effect: Effect) -> str:
     ratio = effect.ratio or 1.0
     change = ranking.Paired(ratio - 1, (effect.low or ratio) - 1, (effect.high or ratio) - 1)
     retries = " (allocator retries)" if effect.with_retries else ""
-    reference = effect.reference if effect.name != "compile" else phrase("compile", effect.reference)
+    is_flag = effect.reference in ("true", "false")
+    reference = phrase(effect.name, effect.reference) if is_flag else effect.reference
     return f"{phrase(effect.name, effect.value)} instead of {reference}: {change}{retries}"
 
 

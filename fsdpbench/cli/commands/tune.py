@@ -158,6 +158,7 @@ def _tell(line: str) -> None:
 
 def _print(answer: "Answer", goal: "Goal", folder: Path, points: int) -> None:
     from fsdpbench.answers.tune.front import ranks
+    from fsdpbench.reports.pages.display import number
     from fsdpbench.sweep.snippets import without_code
 
     console = make_console()
@@ -166,7 +167,7 @@ def _print(answer: "Answer", goal: "Goal", folder: Path, points: int) -> None:
     device = answer.front[0].config.device
     places = ranks(answer.front)
     rows = [units.settings_of(candidate.config) for candidate in answer.front]
-    speeds = [f"{candidate.speed:,.4g}{units.plus_minus(candidate.interval)}" for candidate in answer.front]
+    speeds = [f"{number(candidate.speed, 4)}{units.plus_minus(candidate.interval)}" for candidate in answer.front]
     figures = [Column(units.goal_unit(goal.name, device).replace("/", " /", 1), speeds)]
     if any(candidate.memory is not None for candidate in answer.front):
         memory = [f"{(each.memory or 0) / 2**30:.1f}{' risky' * each.risky}" for each in answer.front]

@@ -78,9 +78,9 @@ def test_it_is_listed_and_has_a_flag(tmp_path: Path) -> None:
     assert (row["default"], row["reason"]) == (3, "Three keep step.")
     for command in ("sweep", "plan", "tune"):
         printed = " ".join(planted(COMMAND, command, "--help-all", folder=tmp_path).split())
-        assert "Strides that the planted setting takes, e.g. 3 or 3,5. Default: 3." in printed
+        assert "Strides that the planted setting takes, e.g. 5 or 3,5. Default: 3." in printed
     printed = " ".join(planted(COMMAND, "run", "--help-all", folder=tmp_path).split())
-    assert "Strides that the planted setting takes, e.g. 3. Default: 3." in printed
+    assert "Strides that the planted setting takes, e.g. 5. Default: 3." in printed
 
 
 def test_spaces_and_presets_sweep_it(tmp_path: Path) -> None:
