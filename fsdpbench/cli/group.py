@@ -132,7 +132,9 @@ def _invoke() -> int:
 
 def _end_interrupted(number: int) -> None:
     """End the process with the code of signal `number`. Everything held was released on the way here."""
-    say("interrupted; finished work is kept, start the same command again to resume")
+    resumes = any(row["command"] in sys.argv[1:2] and row["resumes"] for row in _ROWS)
+    kept = "; finished work is kept, start the same command again to resume"
+    say(f"interrupted{kept if resumes else ''}")
     if not is_command():
         interruption.forget()
         sys.exit(128 + number)

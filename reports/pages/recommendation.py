@@ -10,11 +10,21 @@ from dataclasses import dataclass, replace
 from fsdpbench.base.reading import UnreadableError, read_bytes
 from fsdpbench.reports.pages import ranking
 from fsdpbench.reports.pages.comparisons import differences
-from fsdpbench.reports.pages.display import MOST_WORDS, count, gib, number, percent, phrase, setting, within
+from fsdpbench.reports.pages.display import (
+    MOST_WORDS,
+    count,
+    gib,
+    number,
+    percent,
+    phrase,
+    setting,
+    signed_percent,
+    within,
+)
 from fsdpbench.reports.pages.effects import WORTH_SAYING, Effect, effects
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.pages.whole_run import Chart, breakdown
-from fsdpbench.reports.result import Interval
+from fsdpbench.reports.result import WIDE, Interval
 
 _MOST_SETTINGS = 6
 _ALWAYS = ("batch", "activation_checkpointing")
@@ -60,9 +70,12 @@ def code_to_copy(view: RunView, command: str | None) -> list[Code]:
     return found + ([Code("run it again", command)] if command else [])
 
 
-def plus_minus(interval: Interval) -> str:
-    """Return `±7 %`: half the interval of the step time."""
-    return f"±{percent(interval.half_width, 0)}"
+def plus_minus(interval: Interval, step_time_s: float | None) -> str:
+    """Return `±7 %`: half the interval of the step time; where it is wide `[−58 %, +140 %]`, of the speed."""
+    if interval.half_width < WIDE or not step_time_s:
+        return f"±{percent(interval.half_width, 0)}"
+    low, high = (step_time_s / end - 1 for end in reversed(interval.step_time_s))
+    return f"[{signed_percent(low)}, {signed_percent(high)}]"
 
 
 def interval_findings(ranked: Sequence[ranking.Ranked]) -> list[str]:
@@ -139,7 +152,7 @@ def _others(ours: ranking.Ranked, best: ranking.Ranked, ranked: Sequence[ranking
 def _given(best: ranking.Ranked, ranked: Sequence[ranking.Ranked], view: RunView) -> str:
     """Return the second line: the throughput that it gives, against the sweep's first configuration."""
     metric, result = ranking.metric_of(view), best.row.result
-    error = f" {plus_minus(result.interval)}" if result.interval else ""
+    error = f" {plus_minus(result.interval, result.step_time_s)}" if result.interval else ""
     start = "Simulated, it gives" if best.row.simulated else "It gives"
     if best.row.simulated and (hardware := best.row.hardware.get("name")):
         start = f"Simulated on {hardware}, it gives"

@@ -329,7 +329,7 @@ class Degrees:
 
     @property
     def data(self) -> int:
-        """Return the number of groups with a batch of their own; 1 for a group of more ranks than there are."""
+        """Return the number of groups with a batch of their own: at least 1, however large a group is."""
         return max(1, self.gpus // self.group)
 
     @property

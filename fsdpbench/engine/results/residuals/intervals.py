@@ -24,6 +24,7 @@ from fsdpbench.engine.results.residuals.widths import (
     Condition,
     Quantity,
     Unknown,
+    by_faster_links,
     by_link,
     is_beyond,
     read_table,
@@ -55,27 +56,31 @@ _STATED = (Unknown.MODEL, Unknown.SETTING, Unknown.OFFLOAD)
 def interval_of(config: Config, result: Result, work: dict[str, float] | None = None) -> JsonObject | None:
     """Return the `interval` of a simulated result that has a step time; None of any other. `work`: the rank's
     `step_work`."""
-    step = result.step_time_s
+    step, hardware = result.step_time_s, config.hardware or ""
     if config.device != "sim" or not step:
         return None
     unknown = unknowns(config)
     memory, risky = _memory(config, result.peak_memory_bytes, unknown)
     retries = bool(result.alloc_retries_per_step)
     full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
-    network = result.network_share or 0.0, config.gpus, is_measured(config.hardware or "")
+    _, chip = _machine(hardware, _stamp(hardware))
+    on_one_node, share = config.gpus <= config.ranks_per_node, result.network_share or 0.0
+    pcie = chip is not None and chip.has_pcie_links and not is_measured(hardware, "nvlink.peak_gb_s")
+    network = share, config.gpus, not pcie and (on_one_node or is_measured(hardware))
     time, alike = (
         width_of(Quantity.TIME, each, bool(config.settings.compile)).with_network(*network)
         for each in ([*unknown, *full], [*(each for each in unknown if each is not Unknown.SETTING), *full])
     )
-    _, chip = _machine(config.hardware or "", _stamp(config.hardware))
     if chip is not None and (doubt := chip.with_attention(config.settings.attention).attention.doubt) > 1:
         log = math.hypot(time.log, math.log(doubt))  # as if the step were nothing else
         time = dataclasses.replace(time, log=log, because=(*time.because, Unknown.ATTENTION))
-    work, known = work or {}, is_measured(config.hardware or "", "host_link.gb_s")
+    work, known = work or {}, is_measured(hardware, "host_link.gb_s")
+    faster = by_faster_links(share, work.get("kernels", 0.0) / step) if pcie else 0.0
     link = by_link(step, work.get("slow_link_step", step + work.get("host_copies", 0.0)), known)
-    because = [reason.value for reason in time.because] + [MORE_GPUS] * is_beyond(config.gpus)
+    because = [(Unknown.PCIE if pcie and each is Unknown.UNMEASURED else each).value for each in time.because]
+    because += [MORE_GPUS] * is_beyond(config.gpus)
     because += [Unknown.LINK.value] * (not known and link[1] > NAMED)
-    low = step * math.exp(-math.hypot(time.log, link[0]))
+    low = step * math.exp(-math.hypot(time.log, link[0], faster))
     high = step * math.exp(math.hypot(time.log, time.network, link[1]))
     return {
         "level": LEVEL,
