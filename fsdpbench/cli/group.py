@@ -16,7 +16,7 @@ import click
 
 from fsdpbench import __version__, is_command
 from fsdpbench.base import interruption
-from fsdpbench.base.errors import BenchError, ExitCode
+from fsdpbench.base.errors import BenchError, ExitCode, unknown
 from fsdpbench.base.files.documents import rows_beside
 from fsdpbench.cli.output import say, tell
 from fsdpbench.cli.requests.completion import COMPLETE_VARIABLE, answer
@@ -38,6 +38,13 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         return command_named(name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS:
+            raise unknown("command", args[0], _COMMANDS, "fsdpbench --help")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -123,8 +123,8 @@ def parse_memory(text: str | None) -> int | None:
         size = with_unit(text, _UNITS)
     except ValueError:
         raise UsageError(f"--memory {text!r}: write a size, as in 80GB or 40GiB") from None
-    if size < 1:
-        raise UsageError(f"--memory {text!r}: it must be above 0, such as 80GB")
+    if size < 1 << 20:
+        raise UsageError(f"--memory {text!r}: {size:,} bytes; write a size with its unit, such as 80GB")
     return size
 
 
