@@ -28,6 +28,12 @@ from fsdpbench.sim.model.sections import (
 P = TypeVar("P")
 
 
+def _keys(table: Mapping[str, Any]) -> frozenset[str]:
+    """Return the keys of a file: of tables their names, and those of their keys, `nic.base_us`."""
+    tables = {name: value for name, value in table.items() if isinstance(value, Mapping)}
+    return frozenset([*table, *(f"{name}.{key}" for name, value in tables.items() for key in value)])
+
+
 @dataclass(frozen=True)
 class ProfileFolder(Generic[P]):
     """Profiles of one kind: `kind` names it in errors, `made` is the dataclass that a file becomes."""
@@ -78,10 +84,10 @@ class ProfileFolder(Generic[P]):
             table = self._table(name) if packaged else read_toml(Path(name_or_path))
         except (ProfileError, UnreadableError):
             return layers
-        layers.append((name, frozenset(table)))
+        layers.append((name, _keys(table)))
         while (base := table.get("base")) in known:
             table = self._table(str(base))
-            layers.append((str(base), frozenset(table)))
+            layers.append((str(base), _keys(table)))
         return layers
 
     # Read once: a process that forks reads packaged files for its children.

@@ -212,12 +212,15 @@ def test_links_over_pcie_widen_a_step_on_both_sides_unless_they_were_measured(tm
 
 
 def test_a_network_that_was_not_measured_widens_a_step_that_waits_for_it(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('base = "h100-80gb"\nname = "mine"\n[nic]\ngb_s_per_node = 400\n')
+    sheet = 'base = "h100-80gb"\nname = "mine"\n[nic]\ngb_s_per_node = 400\n'
+    (tmp_path / "sheet.toml").write_text(sheet)
+    (tmp_path / "mine.toml").write_text(f"{sheet}base_us = 20\n")
     waits = Result.of(RESULT | {"network_share": 0.9})
-    stated, hidden, measured = (
+    stated, in_a_file, hidden, measured = (
         interval_of(a_config(hardware=hardware, gpus=64), result)
         for hardware, result in (
             ("h100-80gb+nic-400", waits),
+            (str(tmp_path / "sheet.toml"), waits),
             ("h100-80gb+nic-400", Result.of(RESULT | {"network_share": 0.1})),
             (str(tmp_path / "mine.toml"), waits),
         )
@@ -225,6 +228,7 @@ def test_a_network_that_was_not_measured_widens_a_step_that_waits_for_it(tmp_pat
     assert stated is not None
     assert stated["because"] == [Unknown.UNMEASURED.value]
     assert "calibrate --nccl-tests" in stated["because"][0]
+    assert in_a_file == stated, "the data sheet's figure is no measurement, wherever it stands"
     assert hidden == measured
     line, other = (describe_result(waits.replaced(interval=each)) for each in (stated, measured))
     assert "calibrate --nccl-tests narrows it" in line.partition(", 1,000 tokens")[0]

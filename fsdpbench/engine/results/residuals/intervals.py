@@ -65,7 +65,8 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
     full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
     _, chip = _machine(hardware, _stamp(hardware))
     on_one_node, share = config.gpus <= config.ranks_per_node, result.network_share or 0.0
-    pcie = chip is not None and chip.has_pcie_links and not is_measured(hardware, "nvlink.peak_gb_s")
+    links_known = is_measured(hardware, "nvlink") or is_measured(hardware, "libraries")
+    pcie = chip is not None and chip.has_pcie_links and not links_known
     network = share, config.gpus, not pcie and (on_one_node or is_measured(hardware))
     time, alike = (
         width_of(Quantity.TIME, each, bool(config.settings.compile)).with_network(*network)
@@ -144,11 +145,11 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
 
 
 def is_measured(hardware: str, key: str = "nic.base_us") -> bool:
-    """Return whether the key's table is a user's own file's, which does not name the key as estimated."""
+    """Return whether a user's own file has the key or table, and does not name it as estimated."""
     layers, profile = _machine(hardware, _stamp(hardware))
     own = [keys for _, keys in itertools.takewhile(lambda layer: layer[0] not in profile_names(), layers)]
-    table = key.partition(".")[0]
-    if f"+{table}-" in hardware or profile is None or not any(table in keys for keys in own):
+    stated = f"+{key.partition('.')[0]}-" in hardware
+    if stated or profile is None or not any(key in keys for keys in own):
         return False
     return "estimated" not in own[0] or key not in profile.estimated
 
