@@ -37,14 +37,9 @@ class _LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS and not ctx.resilient_parsing:
+            raise unknown("command", name, _COMMANDS, "fsdpbench --help")
         return command_named(name)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in _COMMANDS:
-            raise unknown("command", args[0], _COMMANDS, "fsdpbench --help")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -15,15 +15,8 @@ from typing import Any, Generic, TypeVar
 
 from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.reading import JsonObject, UnreadableError, parse_toml, printable, read_toml
+from fsdpbench.sim.model import sections
 from fsdpbench.sim.model.keys import ProfileError
-from fsdpbench.sim.model.sections import (
-    AttentionTable,
-    FactorGrid,
-    LibraryTables,
-    LinkCurve,
-    ProductTable,
-    RankCurve,
-)
 
 P = TypeVar("P")
 
@@ -141,7 +134,14 @@ def _merged(below: JsonObject, above: JsonObject) -> JsonObject:
     return merged
 
 
-_UNPLACED = (LinkCurve, AttentionTable, FactorGrid, LibraryTables, ProductTable, RankCurve)
+_UNPLACED = (
+    sections.LinkCurve,
+    sections.AttentionTable,
+    sections.FactorGrid,
+    sections.LibraryTables,
+    sections.ProductTable,
+    sections.RankCurve,
+)
 _LARGEST = 1e18
 """No figure of a machine is near it; beyond, products of figures overflow."""
 _LONGEST_TEXT, _LONGEST_LIST = 2000, 1000

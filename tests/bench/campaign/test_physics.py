@@ -39,7 +39,8 @@ MORE = ("batch", "seq", "grad_accum", "layers", "vocab", "d_ff")
 MODELS = {"gpt": "gpt-125m", "llama": "llama2-7b", "decoder": "qwen3-8b", "mixture": "mixtral-8x7b"}
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "strategy": ("SHARD_GRAD_OP", "HYBRID_SHARD"), "wrap": ("every-2", "root"),
-    "backward_prefetch": ("none",), "compile": (True,), "activation_offload": (True,), "linear_dtype": ("fp8",), "param_dtype": ("fp32",),
+    "backward_prefetch": ("none",), "compile": (True,), "activation_offload": (True,),
+    "linear_dtype": ("fp8",), "param_dtype": ("fp32",),
     "optimizer": ("adamw-foreach", "sgd"), "tp": (2,), "cp": (2,), "ep": (2,), "loss": ("fused",),
     "reduce_dtype": ("bf16",), "clip": (1.0,), "lora": (8,),
 }  # fmt: skip

@@ -15,21 +15,7 @@ from collections.abc import Iterable, Sequence
 from fsdpbench.base.configuration.config import PARALLEL, Config
 from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.settings import SETTINGS
-from fsdpbench.engine.results.residuals.widths import (
-    APART,
-    LEVEL,
-    MORE_GPUS,
-    NAMED,
-    OTHER_KIND,
-    Condition,
-    Quantity,
-    Unknown,
-    by_faster_links,
-    by_link,
-    is_beyond,
-    read_table,
-    width_of,
-)
+from fsdpbench.engine.results.residuals import widths
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.result import PeakMemory, Result
 from fsdpbench.sim.model.profile import (
@@ -47,10 +33,10 @@ _UNUSUAL = (*PARALLEL, "lora", "optimizer_dtype", "linear_dtype", "graph", "symm
 _UNLIKE = ("expert", "window", "sinks", "score_cap")
 """Parts of names of fields that no model of a published run has set."""
 
-_PEAKS = (Quantity.ALLOCATED, Quantity.ACTIVE, Quantity.RESERVED)
-_MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY)
+_PEAKS = (widths.Quantity.ALLOCATED, widths.Quantity.ACTIVE, widths.Quantity.RESERVED)
+_MEMORY_KNOWS = (widths.Unknown.CHIP, widths.Unknown.NETWORK, widths.Unknown.COMPILED, widths.Unknown.MEMORY)
 """Settings without effect on a run's bytes, or that no published run reports."""
-_STATED = (Unknown.MODEL, Unknown.SETTING, Unknown.OFFLOAD)
+_STATED = (widths.Unknown.MODEL, widths.Unknown.SETTING, widths.Unknown.OFFLOAD)
 
 
 def interval_of(config: Config, result: Result, work: dict[str, float] | None = None) -> JsonObject | None:
@@ -62,29 +48,35 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
     unknown = unknowns(config)
     memory, risky = _memory(config, result.peak_memory_bytes, unknown)
     retries = bool(result.alloc_retries_per_step)
-    full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
+    full = [widths.Unknown.MEMORY] if retries else [widths.Unknown.NEARLY_FULL] if risky else []
     _, chip = _machine(hardware, _stamp(hardware))
     on_one_node, share = config.gpus <= config.ranks_per_node, result.network_share or 0.0
     links_known = is_measured(hardware, "nvlink") or is_measured(hardware, "libraries")
     pcie = chip is not None and chip.has_pcie_links and not links_known
     network = share, config.gpus, not pcie and (on_one_node or is_measured(hardware))
     time, alike = (
-        width_of(Quantity.TIME, each, bool(config.settings.compile)).with_network(*network)
-        for each in ([*unknown, *full], [*(each for each in unknown if each is not Unknown.SETTING), *full])
+        widths.width_of(widths.Quantity.TIME, each, bool(config.settings.compile)).with_network(*network)
+        for each in (
+            [*unknown, *full],
+            [*(each for each in unknown if each is not widths.Unknown.SETTING), *full],
+        )
     )
     if chip is not None and (doubt := chip.with_attention(config.settings.attention).attention.doubt) > 1:
         log = math.hypot(time.log, math.log(doubt))  # as if the step were nothing else
-        time = dataclasses.replace(time, log=log, because=(*time.because, Unknown.ATTENTION))
+        time = dataclasses.replace(time, log=log, because=(*time.because, widths.Unknown.ATTENTION))
     work, known = work or {}, is_measured(hardware, "host_link.gb_s")
-    faster = by_faster_links(share, work.get("kernels", 0.0) / step) if pcie else 0.0
-    link = by_link(step, work.get("slow_link_step", step + work.get("host_copies", 0.0)), known)
-    because = [(Unknown.PCIE if pcie and each is Unknown.UNMEASURED else each).value for each in time.because]
-    because += [MORE_GPUS] * is_beyond(config.gpus)
-    because += [Unknown.LINK.value] * (not known and link[1] > NAMED)
+    faster = widths.by_faster_links(share, work.get("kernels", 0.0) / step) if pcie else 0.0
+    link = widths.by_link(step, work.get("slow_link_step", step + work.get("host_copies", 0.0)), known)
+    because = [
+        (widths.Unknown.PCIE if pcie and each is widths.Unknown.UNMEASURED else each).value
+        for each in time.because
+    ]
+    because += [widths.MORE_GPUS] * widths.is_beyond(config.gpus)
+    because += [widths.Unknown.LINK.value] * (not known and link[1] > widths.NAMED)
     low = step * math.exp(-math.hypot(time.log, link[0], faster))
     high = step * math.exp(math.hypot(time.log, time.network, link[1]))
     return {
-        "level": LEVEL,
+        "level": widths.LEVEL,
         "step_time_s": [low, high],
         **{
             figure.path: [value * step / high, value * step / low]
@@ -95,7 +87,7 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
         "risky": risky or retries,
         "because": because,
         "runs": time.runs,
-        "apart": math.expm1(APART),
+        "apart": math.expm1(widths.APART),
         "shared": [alike.half, time.half],
         "link": [*link],
         **({"work": work["kernels"] / step} if work else {}),
@@ -105,11 +97,11 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
 def read_ahead() -> None:
     """Read what the interval of any result needs, in a process that forks those that make results."""
     _known()
-    for quantity in (Quantity.TIME, *_PEAKS):
-        width_of(quantity, ())
+    for quantity in (widths.Quantity.TIME, *_PEAKS):
+        widths.width_of(quantity, ())
 
 
-def unknowns(config: Config) -> tuple[Unknown, ...]:
+def unknowns(config: Config) -> tuple[widths.Unknown, ...]:
     """Return what no published run says about a configuration."""
     found = []
     chips, software, families = _known()
@@ -117,30 +109,30 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     layers, _ = _machine(config.hardware or "", _stamp(config.hardware))
     variants = list(itertools.takewhile(lambda layer: "compute" not in layer[1], layers))
     if next((name for name, _ in layers if name in profile_names()), None) not in chips:
-        found.append(Unknown.CHIP)
+        found.append(widths.Unknown.CHIP)
     if config.gpus > config.ranks_per_node and not any("nic" in keys for _, keys in variants):
-        found.append(Unknown.NETWORK)
+        found.append(widths.Unknown.NETWORK)
     own, named = config.software or CURRENT, {name for _, name in software}
     if own not in named and own in software_names() and _is_todays(own):
         own = CURRENT
     if config.script is not None or own not in named:
-        found.append(Unknown.SOFTWARE)
+        found.append(widths.Unknown.SOFTWARE)
     elif (config.system, own) not in software:
-        found.append(Unknown.SYSTEM if own == CURRENT else Unknown.SOFTWARE)
+        found.append(widths.Unknown.SYSTEM if own == CURRENT else widths.Unknown.SOFTWARE)
     if config.script is None and (
         not _is_known_kind(config, families)
         or config.settings.param_dtype not in ("bf16", "fp16")
         or config.settings.implementation != "own"
     ):
-        found.append(Unknown.MODEL)
+        found.append(widths.Unknown.MODEL)
     elif config.script is None and (
         any(getattr(config.settings, name) not in (None, SETTINGS[name].default) for name in _UNUSUAL)
         or config.settings.optimizer == "muon"
         or config.settings.loss in ("chunked", "fused")
     ):
-        found.append(Unknown.SETTING)
+        found.append(widths.Unknown.SETTING)
     if config.settings.activation_offload:
-        found.append(Unknown.OFFLOAD)
+        found.append(widths.Unknown.OFFLOAD)
     return tuple(found)
 
 
@@ -160,7 +152,7 @@ def _known() -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]
 
     What a run's software says of models alone a user says by a shape: today's software is known with it.
     """
-    rows = [row for row in read_table() if row.condition is Condition.KNOWN]
+    rows = [row for row in widths.read_table() if row.condition is widths.Condition.KNOWN]
     software = {(row.system, row.software) for row in rows}
     todays = {(system, CURRENT) for system, name in software if _is_todays(name)}
     return (
@@ -189,12 +181,12 @@ def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
 
 
 def _memory(
-    config: Config, peaks: PeakMemory | None, unknown: Sequence[Unknown]
+    config: Config, peaks: PeakMemory | None, unknown: Sequence[widths.Unknown]
 ) -> tuple[dict[str, list[int]], bool]:
     """Return intervals of the peaks in bytes; whether that of reserved memory exceeds the device's."""
     # Published runs of other kinds left the model itself open, which a user states.
     of_memory = [reason for reason in unknown if reason not in (*_MEMORY_KNOWS, *_STATED)]
-    least = OTHER_KIND if any(reason in _STATED for reason in unknown) else 0.0
+    least = widths.OTHER_KIND if any(reason in _STATED for reason in unknown) else 0.0
     _, chip = _machine(config.hardware or "", _stamp(config.hardware))
     usable = None if chip is None else chip.usable_memory_bytes
     found: dict[str, list[int]] = {}
@@ -203,9 +195,9 @@ def _memory(
         value = getattr(peaks, kind.value, None)
         if not value:
             continue
-        width = width_of(kind, of_memory)
+        width = widths.width_of(kind, of_memory)
         low, high = dataclasses.replace(width, log=max(width.log, least)).around(value)
-        risky |= kind is Quantity.RESERVED and usable is not None and high > usable
+        risky |= kind is widths.Quantity.RESERVED and usable is not None and high > usable
         found[kind.value] = [round(low), round(high if usable is None else min(high, max(usable, value)))]
     return found, risky
 
