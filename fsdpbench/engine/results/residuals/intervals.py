@@ -51,15 +51,12 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
     full = [widths.Unknown.MEMORY] if retries else [widths.Unknown.NEARLY_FULL] if risky else []
     _, chip = _machine(hardware, _stamp(hardware))
     on_one_node, share = config.gpus <= config.ranks_per_node, result.network_share or 0.0
-    links_known = is_measured(hardware, "nvlink") or is_measured(hardware, "libraries")
-    pcie = chip is not None and chip.has_pcie_links and not links_known
+    pcie = _has_unknown_links(hardware)
     network = share, config.gpus, not pcie and (on_one_node or is_measured(hardware))
+    known_kind = [each for each in unknown if each is not widths.Unknown.SETTING]
     time, alike = (
         widths.width_of(widths.Quantity.TIME, each, bool(config.settings.compile)).with_network(*network)
-        for each in (
-            [*unknown, *full],
-            [*(each for each in unknown if each is not widths.Unknown.SETTING), *full],
-        )
+        for each in ([*unknown, *full], [*known_kind, *full])
     )
     if chip is not None and (doubt := chip.with_attention(config.settings.attention).attention.doubt) > 1:
         log = math.hypot(time.log, math.log(doubt))  # as if the step were nothing else
@@ -67,10 +64,8 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
     work, known = work or {}, is_measured(hardware, "host_link.gb_s")
     faster = widths.by_faster_links(share, work.get("kernels", 0.0) / step) if pcie else 0.0
     link = widths.by_link(step, work.get("slow_link_step", step + work.get("host_copies", 0.0)), known)
-    because = [
-        (widths.Unknown.PCIE if pcie and each is widths.Unknown.UNMEASURED else each).value
-        for each in time.because
-    ]
+    named = {widths.Unknown.UNMEASURED: widths.Unknown.PCIE} if pcie else {}
+    because = [named.get(each, each).value for each in time.because]
     because += [widths.MORE_GPUS] * widths.is_beyond(config.gpus)
     because += [widths.Unknown.LINK.value] * (not known and link[1] > widths.NAMED)
     low = step * math.exp(-math.hypot(time.log, link[0], faster))
@@ -134,6 +129,13 @@ def unknowns(config: Config) -> tuple[widths.Unknown, ...]:
     if config.settings.activation_offload:
         found.append(widths.Unknown.OFFLOAD)
     return tuple(found)
+
+
+def _has_unknown_links(hardware: str) -> bool:
+    """Return whether links inside a node are PCIe that no file of a user's measured."""
+    _, chip = _machine(hardware, _stamp(hardware))
+    known = is_measured(hardware, "nvlink") or is_measured(hardware, "libraries")
+    return chip is not None and chip.has_pcie_links and not known
 
 
 def is_measured(hardware: str, key: str = "nic.base_us") -> bool:
