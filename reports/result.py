@@ -112,6 +112,10 @@ class Measured(msgspec.Struct, frozen=True):
     profiler_overhead: float | None = None
 
 
+WIDE = 0.35
+"""Half an interval, as a share of its middle, from which on its ends are too far from symmetric for a ±."""
+
+
 class Interval(msgspec.Struct, frozen=True):
     """The intervals that hold simulated figures in a share `level` of cases, each as [low, high].
 

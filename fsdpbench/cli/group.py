@@ -16,7 +16,7 @@ import click
 
 from fsdpbench import __version__, is_command
 from fsdpbench.base import interruption
-from fsdpbench.base.errors import BenchError, ExitCode
+from fsdpbench.base.errors import BenchError, ExitCode, unknown
 from fsdpbench.base.files.documents import rows_beside
 from fsdpbench.cli.output import say, tell
 from fsdpbench.cli.requests.completion import COMPLETE_VARIABLE, answer
@@ -37,6 +37,8 @@ class _LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS and not ctx.resilient_parsing:
+            raise unknown("command", name, _COMMANDS, "fsdpbench --help")
         return command_named(name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -132,7 +134,9 @@ def _invoke() -> int:
 
 def _end_interrupted(number: int) -> None:
     """End the process with the code of signal `number`. Everything held was released on the way here."""
-    say("interrupted; finished work is kept, start the same command again to resume")
+    resumes = any(row["command"] in sys.argv[1:2] and row["resumes"] for row in _ROWS)
+    kept = "; finished work is kept, start the same command again to resume"
+    say(f"interrupted{kept if resumes else ''}")
     if not is_command():
         interruption.forget()
         sys.exit(128 + number)

@@ -143,6 +143,7 @@ _SLOWER, _FASTER = (0.6, 0.3, 0.1), (1.2, 1.6)
 _MOST_CAUSES = 3
 _FARTHEST = 4.0
 _SETTING_DISTANCE = 1.0
+_Run = Callable[[str, Sequence[Config]], list[Trial]]
 
 
 @dataclass(frozen=True)
@@ -181,20 +182,25 @@ def expect(
         found = Expectation(config, trial, measured.step_s(trial), trial.step_time_s, low, high, because)
         if found.normal or found.above_peak:
             return found
-        report(f"outside of the interval by itself; simulating what could explain {found.measured_s:.4g} s")
-        causes = [*_of_machine(found, folder, jobs), *_of_settings(found, folder, jobs)]
+        report(f"outside of the interval; simulating what could explain {_seconds(found.measured_s)} a step")
+
+        def run(what: str, configs: Sequence[Config]) -> list[Trial]:
+            total = len(configs)
+            return run_in(folder, configs, jobs, lambda done: report(f"simulated {done} of {total} {what}"))
+
+        causes = [*_of_machine(found, folder, run), *_of_settings(found, run)]
     kept = sorted((cause for cause in causes if cause.distance <= _FARTHEST), key=lambda each: each.distance)
     return replace(found, causes=tuple(kept[:_MOST_CAUSES]))
 
 
-def _of_machine(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
+def _of_machine(found: Expectation, folder: Path, run: _Run) -> list[Cause]:
     """Return each part of the machine that alone, slower or faster than assumed, gives the measured step."""
     config = found.config
     one_node = config.gpus <= config.ranks_per_node
     parts = [factor for factor in Factor if not (one_node and factor in BETWEEN_NODES)]
     scales = _SLOWER if found.slower > 0 else _FASTER
     tried = [(factor, scale) for factor in parts for scale in scales]
-    trials = run_in(folder, [_scaled(config, *each, folder) for each in tried], jobs)
+    trials = run("changes of the machine", [_scaled(config, *each, folder) for each in tried])
     guesses: list[tuple[Factor, float]] = []
     for factor in parts:
         steps = [(1.0, found.expected_s)]
@@ -204,7 +210,7 @@ def _of_machine(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
         crossing = _crossing(steps, found.measured_s)
         if crossing is not None:
             guesses.append((factor, crossing))
-    checked = run_in(folder, [_scaled(config, *each, folder) for each in guesses], jobs)
+    checked = run("explanations", [_scaled(config, *each, folder) for each in guesses])
     causes = []
     for (factor, scale), trial in zip(guesses, checked, strict=True):
         if trial.step_time_s and _alike(trial.step_time_s, found.measured_s):
@@ -230,7 +236,7 @@ def _scaled(config: Config, factor: Factor, scale: float, folder: Path) -> Confi
     return replace(config, hardware=str(path))
 
 
-def _of_settings(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
+def _of_settings(found: Expectation, run: _Run) -> list[Cause]:
     """Return the settings that alone give the measured step, where it differs from the expected one."""
     config = found.config
     tried = []
@@ -239,7 +245,7 @@ def _of_settings(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
         changed = replace(config, settings=settings)
         if getattr(config.settings, name) != value and not not_applicable(changed, {name: value}):
             tried.append((name, value, changed))
-    trials = run_in(folder, [changed for *_, changed in tried], jobs)
+    trials = run("other settings", [changed for *_, changed in tried])
     causes = []
     for (name, value, _), trial in zip(tried, trials, strict=True):
         step = trial.step_time_s
@@ -258,14 +264,16 @@ def _alike(one: float, other: float) -> bool:
 
 def lines(found: Expectation) -> list[str]:
     """Return the answer as text: the verdict, what was expected, and the causes with what to look at."""
-    expected = map(_seconds, (found.expected_s, found.low, found.high))
+    bounds = (found.expected_s, found.low, found.high)
+    times = [found.measured_s / each if found.slower > 0 else each / found.measured_s for each in bounds]
     text = rendered_beside(
         __file__,
         "expect.jinja",
         found=found,
         direction="slower" if found.slower > 0 else "faster",
         ends=sorted(map(abs, found.slower_between)),
-        expected=error_text("expect.line", *expected),
+        times=[times[0], *sorted(times[1:])],
+        expected=error_text("expect.line", *map(_seconds, bounds)),
         seconds=_seconds,
     )
     return text.rstrip("\n").split("\n")
@@ -292,4 +300,4 @@ def record(found: Expectation) -> dict[str, object]:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+    return f"{value:,.4g} s" if value >= 1 else f"{1e3 * value:.3g} ms"

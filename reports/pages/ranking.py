@@ -14,7 +14,7 @@ from fsdpbench.reports.figures import FIGURES, Figure
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import NOTHING, in_table, phrase, setting, signed_percent, varying
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
-from fsdpbench.reports.result import Interval
+from fsdpbench.reports.result import WIDE, Interval
 
 _ORDER = tuple(Status)
 _COMPILE = "compile"
@@ -75,8 +75,11 @@ class Paired:
 
     @property
     def brief(self) -> str:
-        """Return the difference as `−1.5 ±0.4 %`."""
-        error = f" ±{(self.high - self.low) * 50:.1f}" if self.low != self.high else ""
+        """Return the difference as `−1.5 ±0.4 %`; where it is wide as `−70 % [−95.0, +94.8]`."""
+        half = (self.high - self.low) / 2
+        if half > WIDE:
+            return str(self)
+        error = f" ±{half * 100:.1f}" if half else ""
         return f"{self.change * 100:+.1f}{error} %".replace("-", "−")
 
 

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fsdpbench.base.reading import UnreadableError, read_bytes
-from fsdpbench.reports.pages import ranking
+from fsdpbench.reports.pages import display, ranking
 from fsdpbench.reports.pages.comparisons import differences
-from fsdpbench.reports.pages.display import MOST_WORDS, count, gib, number, percent, phrase, setting, within
 from fsdpbench.reports.pages.effects import WORTH_SAYING, Effect, effects
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.pages.whole_run import Chart, breakdown
-from fsdpbench.reports.result import Interval
+from fsdpbench.reports.result import WIDE, Interval
 
 _MOST_SETTINGS = 6
 _ALWAYS = ("batch", "activation_checkpointing")
@@ -60,9 +59,12 @@ def code_to_copy(view: RunView, command: str | None) -> list[Code]:
     return found + ([Code("run it again", command)] if command else [])
 
 
-def plus_minus(interval: Interval) -> str:
-    """Return `±7 %`: half the interval of the step time."""
-    return f"±{percent(interval.half_width, 0)}"
+def plus_minus(interval: Interval, step_time_s: float | None) -> str:
+    """Return `±7 %`: half the interval of the step time; where it is wide `[−58 %, +140 %]`, of the speed."""
+    if interval.half_width < WIDE or not step_time_s:
+        return f"±{display.percent(interval.half_width, 0)}"
+    low, high = (step_time_s / end - 1 for end in reversed(interval.step_time_s))
+    return f"[{display.signed_percent(low)}, {display.signed_percent(high)}]"
 
 
 def interval_findings(ranked: Sequence[ranking.Ranked]) -> list[str]:
@@ -109,7 +111,7 @@ def _do(best: ranking.Ranked, found: ranking.Chosen, ranked: Sequence[ranking.Ra
     first = next((entry for entry in ranked if entry.row.folder.name == view.first_point), best)
     row, start = best.row, first.row.settings if first is not best else {}
     settings = [
-        phrase(name, row.settings[name])
+        display.phrase(name, row.settings[name])
         for name in ranking.varying_settings([entry.row for entry in ranked])
         if row.settings.get(name) is not None and name not in ("system", "compile")
         if name in _ALWAYS or row.settings[name] != start.get(name)
@@ -125,29 +127,29 @@ def _do(best: ranking.Ranked, found: ranking.Chosen, ranked: Sequence[ranking.Ra
         return line
     system, gain = ours.row.settings.get("system"), f"{found.gain}, {ranking.NOT_YET}"
     tails = (f"; or {system}{_others(ours, best, ranked)}: {gain}", f"; {system}: {gain}")
-    return next((line + tail for tail in tails if len((line + tail).split()) <= MOST_WORDS), line)
+    return next((line + tail for tail in tails if len((line + tail).split()) <= display.MOST_WORDS), line)
 
 
 def _others(ours: ranking.Ranked, best: ranking.Ranked, ranked: Sequence[ranking.Ranked]) -> str:
     """Return the settings of ours that are not those of the recommended one; `alike` where all are."""
     mine, its = ours.row.settings, best.row.settings
     names = [name for name in ranking.varying_settings([entry.row for entry in ranked]) if name != "system"]
-    different = [phrase(n, mine[n]) for n in names if n in its and mine.get(n) not in (None, its[n])]
+    different = [display.phrase(n, mine[n]) for n in names if n in its and mine.get(n) not in (None, its[n])]
     return f" with {', '.join(different)}" if different else " alike"
 
 
 def _given(best: ranking.Ranked, ranked: Sequence[ranking.Ranked], view: RunView) -> str:
     """Return the second line: the throughput that it gives, against the sweep's first configuration."""
     metric, result = ranking.metric_of(view), best.row.result
-    error = f" {plus_minus(result.interval)}" if result.interval else ""
+    error = f" {plus_minus(result.interval, result.step_time_s)}" if result.interval else ""
     start = "Simulated, it gives" if best.row.simulated else "It gives"
     if best.row.simulated and (hardware := best.row.hardware.get("name")):
         start = f"Simulated on {hardware}, it gives"
-    parts = [f"{start} {number(best.throughput, 4)} {metric.words}{error}"]
-    figures = [f"MFU {percent(result.mfu)}"] if result.mfu is not None else []
+    parts = [f"{start} {display.number(best.throughput, 4)} {metric.words}{error}"]
+    figures = [f"MFU {display.percent(result.mfu)}"] if result.mfu is not None else []
     if (memory := result.reserved) is not None:
         capacity = best.row.capacity_bytes
-        figures.append(f"{gib(memory)}{f' of {gib(capacity)}' if capacity else ''} GiB")
+        figures.append(f"{display.gib(memory)}{f' of {display.gib(capacity)}' if capacity else ''} GiB")
     parts.append(f" ({', '.join(figures)})" if figures else "")
     first = next((entry for entry in ranked if entry.row.folder.name == view.first_point), None)
     if first is best:
@@ -156,7 +158,7 @@ def _given(best: ranking.Ranked, ranked: Sequence[ranking.Ranked], view: RunView
         parts.append(f"; {ranking.paired(best, first)} against where the sweep began")
     elif first is not None:
         parts.append(f"; where the sweep began: {first.row.status.words}")
-    return within(parts)
+    return display.within(parts)
 
 
 def _mattered(found: Sequence[Effect]) -> str:
@@ -170,7 +172,7 @@ def _mattered(found: Sequence[Effect]) -> str:
     if not strong:
         return "No setting changed throughput clearly, by 1 % or more with the others held equal"
     words = [_effect_words(effect) for effect in strong[:2]]
-    return within(["What matters most: " + words[0], *(f", then {each}" for each in words[1:])])
+    return display.within(["What matters most: " + words[0], *(f", then {each}" for each in words[1:])])
 
 
 def _with_interval(effect: Effect, best: ranking.Ranked, ranked: Sequence[ranking.Ranked]) -> Effect:
@@ -181,7 +183,7 @@ def _with_interval(effect: Effect, best: ranking.Ranked, ranked: Sequence[rankin
     for entry in ranked:
         settings = entry.row.settings
         alike = {**settings, effect.name: None} == others
-        if entry.throughput and alike and setting(settings.get(effect.name)) == effect.value:
+        if entry.throughput and alike and display.setting(settings.get(effect.name)) == effect.value:
             change = ranking.paired(entry, best)
             return replace(effect, low=1 + change.low, high=1 + change.high)
     return effect
@@ -192,8 +194,9 @@ def _effect_words(effect: Effect) -> str:
     ratio = effect.ratio or 1.0
     change = ranking.Paired(ratio - 1, (effect.low or ratio) - 1, (effect.high or ratio) - 1)
     retries = " (allocator retries)" if effect.with_retries else ""
-    reference = effect.reference if effect.name != "compile" else phrase("compile", effect.reference)
-    return f"{phrase(effect.name, effect.value)} instead of {reference}: {change}{retries}"
+    is_flag = effect.reference in ("true", "false")
+    reference = display.phrase(effect.name, effect.reference) if is_flag else effect.reference
+    return f"{display.phrase(effect.name, effect.value)} instead of {reference}: {change}{retries}"
 
 
 def findings(view: RunView) -> list[str]:
@@ -241,13 +244,12 @@ def _retries(ranked: Sequence[ranking.Ranked]) -> list[str]:
     if not retried:
         return []
     worst = max(retried, key=lambda entry: entry.row.result.alloc_retries_per_step or 0)
-    most = f"{count(worst.row.result.alloc_retries_per_step)} a step (number {worst.place})"
+    most = f"{display.count(worst.row.result.alloc_retries_per_step)} a step (number {worst.place})"
     upto = "up to " if len(retried) > 1 else ""
     text = f"{_rows(len(retried))} had allocator retries, {upto}{most}: memory is short there"
     if (spread := worst.row.result.steps_spread) is not None:
-        text += (
-            f"; times are medians of several steps, of which the middle half spans {percent(spread)} there"
-        )
+        middle = f"the middle half spans {display.percent(spread)} there"
+        text += f"; times are medians of several steps, of which {middle}"
     return [f"{text}."]
 
 
@@ -262,8 +264,8 @@ def _noise(view: RunView) -> list[str]:
     if spreads:
         runs = max(repeats.runs for repeats in repeated)
         found.append(
-            f"Step times of the same configuration spread by up to {percent(max(spreads))} over {runs} runs: "
-            "smaller differences mean little."
+            "Step times of the same configuration spread by up to "
+            f"{display.percent(max(spreads))} over {runs} runs: smaller differences mean little."
         )
     else:
         found.append("Each configuration ran once: how much runs differ by chance is not known.")
@@ -290,7 +292,8 @@ def _always_out_of_memory(rows: Sequence[Configuration]) -> list[str]:
         (name, value) for name in ranking.varying_settings(rows) for value in ranking.values_of(rows, name)
     ]
     having = {
-        fact: {id(row) for row in rows if setting(row.settings.get(fact[0])) == fact[1]} for fact in facts
+        fact: {id(row) for row in rows if display.setting(row.settings.get(fact[0])) == fact[1]}
+        for fact in facts
     }
     out = {id(row) for row in rows if row.status is Status.OOM}
     explained: set[int] = set()

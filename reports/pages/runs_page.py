@@ -102,7 +102,7 @@ def _runs_table(
             cells = [
                 label(best.row, varying),
                 display.number(best.throughput, 4),
-                plus_minus(interval) if interval else display.NOTHING,
+                plus_minus(interval, best.row.result.step_time_s) if interval else display.NOTHING,
                 *(figure.text(figure.value(best.row)) for figure in shown),
             ]
         rows.append((str(number), name, done, *cells))

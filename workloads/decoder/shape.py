@@ -140,6 +140,8 @@ class DecoderShape:
     def _check_experts(self) -> None:
         _check_pattern("moe_pattern", self.moe_pattern, "MD")
         if "M" not in self.moe_pattern:
+            if self.experts:
+                raise ShapeError(error_text("shape.no_mixture", self.experts, self.moe_pattern))
             return
         check_least(self, "experts", "expert_d_ff", "experts_per_token")
         check_layers(self.experts, "experts")

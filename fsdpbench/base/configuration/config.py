@@ -329,13 +329,13 @@ class Degrees:
 
     @property
     def data(self) -> int:
-        """Return the number of groups with a batch of their own."""
-        return self.gpus // self.group
+        """Return the number of groups with a batch of their own: at least 1, however large a group is."""
+        return max(1, self.gpus // self.group)
 
     @property
     def sharding(self) -> int:
         """Return the number of ranks that FSDP shards and reduces over: all but tensor-parallel ones."""
-        return self.gpus // self.tp
+        return max(1, self.gpus // self.tp)
 
     def data_rank(self, rank: int) -> int:
         """Return the number of the batch that `rank` works on."""

@@ -124,8 +124,9 @@ class Setting:
         """Return the help of its flag; `many`: it takes a list."""
         takes = f": {self.values}"
         if self.example:
+            one = self.example[0] if self.example[0] != self.usual else self.example[-1]
             lists = f" or {','.join(self.example)}" if many and len(self.example) > 1 else ""
-            takes = f", e.g. {self.example[0]}{lists}"
+            takes = f", e.g. {one}{lists}"
         return f"{self.meaning.rstrip('.')}{takes}. Default: {self.default_words or self.usual}."
 
     def read(self, text: object) -> Value:

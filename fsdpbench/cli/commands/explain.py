@@ -15,7 +15,7 @@ from fsdpbench.base.reading import UnreadableError, one_line, read_bytes, read_s
 from fsdpbench.cli.output import show_as, tell
 from fsdpbench.cli.requests.options import setting_options, target_options
 from fsdpbench.cli.requests.script_request import config_asked_for, script_options
-from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, whole
+from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, SectionedCommand, help_all_option, whole
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ _WAITING = "waiting for the message on standard input (Ctrl-D ends it, Ctrl-C gi
 _TRACE = (".json.gz", ".json", ".gz")
 
 
-@click.command("explain")
+@click.command("explain", cls=SectionedCommand)
+@help_all_option
 @click.option("--from", "source", metavar="FILE")
 @target_options
 @script_options
@@ -202,7 +203,8 @@ def _measured_config(
         raise UsageError(f"{path}: its configuration cannot be read ({error})") from None
 
 
-@click.command("expect")
+@click.command("expect", cls=SectionedCommand)
+@help_all_option
 @click.option("--measured", metavar="SPEED")
 @click.option("--from", "source", metavar="RUN")
 @target_options

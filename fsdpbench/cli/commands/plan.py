@@ -259,7 +259,10 @@ def _figures(found: list[Prediction], budget: Budget) -> list[Column]:
     rows = [row_of(each.config, each.throughput, budget) if each.throughput else None for each in found]
     unit = f"{_unit(found[0].config)} /s/{units.each(found[0].config.device)}"
     peaks = [f"{(each.peak_reserved_bytes or 0) / _GIB:.1f}{' risky' * each.risky}" for each in found]
-    steps = [f"{1e3 * (each.step_time_s or 0):,.1f}{units.plus_minus(each.interval)}" for each in found]
+    steps = [
+        f"{1e3 * (each.step_time_s or 0):,.1f}{units.plus_minus(each.interval, each.step_time_s)}"
+        for each in found
+    ]
     columns = [Column(unit, [f"{each.throughput:,.0f}" if each.throughput else "-" for each in found])]
     if budget.tokens is not None:
         columns.append(Column("days", [amount(row.days) if row else "-" for row in rows], weight=9))

@@ -123,8 +123,8 @@ def parse_memory(text: str | None) -> int | None:
         size = with_unit(text, _UNITS)
     except ValueError:
         raise UsageError(f"--memory {text!r}: write a size, as in 80GB or 40GiB") from None
-    if size < 1:
-        raise UsageError(f"--memory {text!r}: it must be above 0, such as 80GB")
+    if size < 1 << 20:
+        raise UsageError(f"--memory {text!r}: {size:,} bytes; write a size with its unit, such as 80GB")
     return size
 
 
@@ -157,7 +157,8 @@ def _tell(line: str) -> None:
 
 
 def _print(answer: "Answer", goal: "Goal", folder: Path, points: int) -> None:
-    from fsdpbench.answers.tune.front import ranks
+    from fsdpbench.answers.tune.front import figure_of, ranks
+    from fsdpbench.reports.pages.display import number
     from fsdpbench.sweep.snippets import without_code
 
     console = make_console()
@@ -166,7 +167,9 @@ def _print(answer: "Answer", goal: "Goal", folder: Path, points: int) -> None:
     device = answer.front[0].config.device
     places = ranks(answer.front)
     rows = [units.settings_of(candidate.config) for candidate in answer.front]
-    speeds = [f"{candidate.speed:,.4g}{units.plus_minus(candidate.interval)}" for candidate in answer.front]
+    figure = figure_of(goal.name)
+    errors = [units.plus_minus(each.interval, each.speed, figure) for each in answer.front]
+    speeds = [number(each.speed, 4) + error for each, error in zip(answer.front, errors, strict=True)]
     figures = [Column(units.goal_unit(goal.name, device).replace("/", " /", 1), speeds)]
     if any(candidate.memory is not None for candidate in answer.front):
         memory = [f"{(each.memory or 0) / 2**30:.1f}{' risky' * each.risky}" for each in answer.front]

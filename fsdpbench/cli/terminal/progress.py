@@ -45,7 +45,7 @@ def describe_result(result: Result) -> str:
 
 def _figures(result: Result) -> str:
     step = result.step_time_s or 0.0
-    parts = [f"{step * 1e3:,.1f} ms a step{plus_minus(result.interval)}{_unmeasured(result)}"]
+    parts = [f"{step * 1e3:,.1f} ms a step{plus_minus(result.interval, step)}{_unmeasured(result)}"]
     if result.tokens_per_s_per_gpu:
         parts.append(f"{result.tokens_per_s_per_gpu:,.0f} tokens/s/{each(result.device)}")
     if result.overlap_fraction is not None:
@@ -61,12 +61,14 @@ def _figures(result: Result) -> str:
 
 
 def _unmeasured(result: Result) -> str:
-    """Return the interval and the command that narrows it, if it is wide because of the network."""
+    """Return the interval and the command that narrows it, if it is wide because of network or links."""
     interval = result.interval
-    if interval is None or Unknown.UNMEASURED.value not in interval.because:
+    because = [] if interval is None else interval.because
+    named = next((each.value for each in (Unknown.UNMEASURED, Unknown.PCIE) if each.value in because), None)
+    if interval is None or named is None:
         return ""
     low, high = (f"{1e3 * end:,.0f}" for end in interval.step_time_s)
-    return f" ({low} to {high} ms: {Unknown.UNMEASURED.value})"
+    return f" ({low} to {high} ms: {named})"
 
 
 def _sampled(result: Result) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.settings import SETTINGS
-from fsdpbench.reports.result import Interval, Result, Status
+from fsdpbench.reports.result import WIDE, Interval, Result, Span, Status
 
 _OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": "TFLOPS"}
 
@@ -19,9 +19,17 @@ def goal_unit(goal: str, device: str) -> str:
     return f"{_OF_GOAL[goal]}/{each(device)}" if goal in _OF_GOAL else goal.upper()
 
 
-def plus_minus(interval: Interval | None) -> str:
-    """Return half the step time's `interval` as a share of its middle, such as ` ±7%`; empty without one."""
-    return "" if interval is None else f" ±{interval.half_width:.0%}"
+def plus_minus(interval: Interval | None, value: float | None, figure: str = "step_time_s") -> str:
+    """Return the interval of a figure predicted as `value`: half of it as a share of its middle, ` ±7%`; both
+    ends where it is wide, ` −58%/+140%`; empty without one."""
+    if interval is None:
+        return ""
+    span: Span | None = getattr(interval, figure, None)
+    low, high = span or interval.step_time_s
+    half = (high - low) / (high + low)
+    if half < WIDE or not value or not span:
+        return f" ±{half:.0%}"
+    return f" {low / value - 1:+.0%}/{high / value - 1:+.0%}".replace("-", "−")
 
 
 def compiled_words(compiled: Iterable[bool | None]) -> str:

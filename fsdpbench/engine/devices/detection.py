@@ -124,7 +124,7 @@ def roofs(hardware: str | None) -> Roofs:
 
     def links_of(profile: HardwareProfile) -> Links:
         nic = profile.nic.gb_s_per_node * 1e9
-        return Links(profile.name, profile.gpus_per_node, profile.nvlink.peak_gb_s * 1e9, nic)
+        return Links(profile.name, profile.gpus_per_node, profile.link_gb_s * 1e9, nic)
 
     def chip_of(profile: HardwareProfile) -> Chip:
         peaks = {**profile.peak_flops, **profile.narrow_peak_flops}

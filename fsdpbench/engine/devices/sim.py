@@ -88,7 +88,8 @@ class Tells:
 
     @property
     def network_share(self) -> float | None:
-        """Return the durations of collectives between nodes over the time since the first; None without."""
+        """Return the durations of collectives between nodes or over PCIe, as a share of the time since the
+        first; None without."""
         simulation = self._open_simulation()
         since = simulation.accelerator.between_nodes_since
         if since is None or simulation.cpu_ns() <= since:

@@ -23,14 +23,8 @@ from fsdpbench.base.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.devices.detection import peak_flops_of
+from fsdpbench.lab.calibrate import kernel_rates
 from fsdpbench.lab.calibrate.host_costs import NOT_MEASURED, measure_host, measure_host_link
-from fsdpbench.lab.calibrate.kernel_rates import (
-    Fit,
-    measure_attention,
-    measure_bandwidth,
-    measure_gemm,
-    peak_bandwidth,
-)
 from fsdpbench.lab.calibrate.machine import Machine
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, profile_names
 from fsdpbench.sim.model.sections import (
@@ -102,7 +96,7 @@ class _Run:
         names = [field.name for field in dataclasses.fields(value) if field.name not in kept]
         self.measured += [f"{section}.{name}" for name in names]
 
-    def take_fit(self, section: str, found: Fit[Any], *kept: str) -> None:
+    def take_fit(self, section: str, found: kernel_rates.Fit[Any], *kept: str) -> None:
         """Put a fitted section in, with its error."""
         self.errors[section] = found.mean_error
         self.take(section, found.section, *kept)
@@ -151,18 +145,18 @@ def _measure(run: _Run, load_seconds: float) -> Iterator[str]:
     yield "memory and multiprocessors"
     _chip(run)
     yield "matrix products"
-    run.take_fit("gemm", measure_gemm(machine, run.profile, load_seconds), "tiles")
+    run.take_fit("gemm", kernel_rates.measure_gemm(machine, run.profile, load_seconds), "tiles")
     yield "attention"
     run.take_fit(
         "attention",
-        measure_attention(machine, run.profile),
+        kernel_rates.measure_attention(machine, run.profile),
         "wave_quantisation",
         "flash_share",
         "kernel",
         "doubt",
     )
     yield "memory-bound operators"
-    run.take("bandwidth", measure_bandwidth(machine, run.profile), "fused_gain")
+    run.take("bandwidth", kernel_rates.measure_bandwidth(machine, run.profile), "fused_gain")
     yield "kernels of two streams"
     contention = measure_kernel_share(machine, run.profile.contention)
     run.take("contention", contention, "compute_slowdown", "communication_slowdown")
@@ -181,7 +175,7 @@ def _chip(run: _Run) -> None:
     free, total = machine.module.mem_get_info()
     outside = total - free - machine.module.memory_reserved()
     kept = ["nccl_mib_per_communicator"]
-    context, peak = profile.memory.context_mib, peak_bandwidth(machine, profile)
+    context, peak = profile.memory.context_mib, kernel_rates.peak_bandwidth(machine, profile)
     if peak == profile.memory.bandwidth_gb_s:
         kept.append("bandwidth_gb_s")
     if dist.is_initialized():

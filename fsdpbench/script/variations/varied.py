@@ -14,19 +14,7 @@ from torch.utils.data import DataLoader
 from fsdpbench.base.configuration.script_source import Variation
 from fsdpbench.script.interposing import after_parsing, around_init
 from fsdpbench.script.observed.waits import Waits
-from fsdpbench.script.variations.programs import (
-    ByUnit,
-    Checkpointed,
-    Compiled,
-    ForwardPrefetch,
-    Fused,
-    LoaderTime,
-    NoForwardPrefetch,
-    NoneGrads,
-    NotCheckpointed,
-    NotSaved,
-    NoWaits,
-)
+from fsdpbench.script.variations import programs
 from fsdpbench.script.variations.sharding import Argument, Blocks, Pairs, Root
 from fsdpbench.sim import Simulation
 
@@ -40,12 +28,12 @@ class _Part(Protocol):
 
 
 _SIMPLE: Mapping[Variation, Callable[[], _Part]] = {
-    Variation.CHECKPOINT: Checkpointed, Variation.NO_CHECKPOINT: NotCheckpointed,
+    Variation.CHECKPOINT: programs.Checkpointed, Variation.NO_CHECKPOINT: programs.NotCheckpointed,
     Variation.HALF_BATCH: lambda: Batches(0.5, parser=False),
     Variation.DOUBLE_BATCH: lambda: Batches(2.0, parser=True), Variation.WRAP_BLOCKS: Blocks,
-    Variation.WRAP_ROOT: Root, Variation.WRAP_PAIRS: Pairs, Variation.FUSED: Fused,
-    Variation.NONE_GRADS: NoneGrads, Variation.COMPILE: Compiled,
-    Variation.NO_SAVE_ON_CPU: NotSaved,
+    Variation.WRAP_ROOT: Root, Variation.WRAP_PAIRS: Pairs, Variation.FUSED: programs.Fused,
+    Variation.NONE_GRADS: programs.NoneGrads, Variation.COMPILE: programs.Compiled,
+    Variation.NO_SAVE_ON_CPU: programs.NotSaved,
     Variation.DETACH_KEPT: lambda: NotKept(host=False), Variation.HOST_KEPT: lambda: NotKept(host=True),
 }  # fmt: skip
 
@@ -71,16 +59,16 @@ def _made(name: str, value: str, waits: Waits, simulation: Simulation) -> list[_
     if variation in _SIMPLE:
         return [_SIMPLE[variation]()]
     if variation is Variation.NO_WAITS:
-        return [NoWaits(waits)]
+        return [programs.NoWaits(waits)]
     if variation is Variation.BY_UNIT:
-        return [ByUnit(value)]
+        return [programs.ByUnit(value)]
     if variation is Variation.LOADER_TIME:
-        return [LoaderTime(value, simulation)]
+        return [programs.LoaderTime(value, simulation)]
     parts: list[_Part] = [Argument(variation)]
     if variation is Variation.PREFETCH:
-        parts.append(ForwardPrefetch())
+        parts.append(programs.ForwardPrefetch())
     elif variation is Variation.NO_FORWARD_PREFETCH:
-        parts.append(NoForwardPrefetch())
+        parts.append(programs.NoForwardPrefetch())
     return parts
 
 

@@ -21,6 +21,7 @@ from fsdpbench.sim.model import sections
 from fsdpbench.sim.model.keys import ProfileError, check_figures, far_figures
 from fsdpbench.sim.model.profile_files import ProfileFolder
 
+_PCIE_GB_S = 63  # of PCIe 5.0 x16, each way
 # Of flash attention 2, both ways: FlexAttention's announcement (pytorch.org, 2024); how far it may be off.
 _FLEX = (0.9, 0.85, 1.4)
 
@@ -85,6 +86,23 @@ class HardwareProfile:
         return (
             self.memory_bytes - self.context_bytes - int(self.memory.nccl_mib_per_communicator * sections.MIB)
         )
+
+    @property
+    def has_pcie_links(self) -> bool:
+        """Return whether a node's links carry no more than PCIe, whose rates differ between machines."""
+        return self.nvlink.peak_gb_s <= _PCIE_GB_S
+
+    @property
+    def link_gb_s(self) -> float:
+        """Return the peak of links inside a node: over PCIe, that of two GPUs that share it with no one."""
+        rates = [self.nvlink.peak_gb_s]
+        for tables in self.libraries.values() if self.has_pcie_links else ():
+            for curve in (
+                *tables.collectives.get("all_gather", ()),
+                *tables.collectives.get("reduce_scatter", ()),
+            ):
+                rates += [size * (1 - 1 / curve.ranks) / us / 1e3 for size, us in curve.points]
+        return max(rates)
 
     @property
     def memory_bandwidth(self) -> float:

@@ -15,17 +15,16 @@ from typing import Any, Generic, TypeVar
 
 from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.reading import JsonObject, UnreadableError, parse_toml, printable, read_toml
+from fsdpbench.sim.model import sections
 from fsdpbench.sim.model.keys import ProfileError
-from fsdpbench.sim.model.sections import (
-    AttentionTable,
-    FactorGrid,
-    LibraryTables,
-    LinkCurve,
-    ProductTable,
-    RankCurve,
-)
 
 P = TypeVar("P")
+
+
+def _keys(table: Mapping[str, Any]) -> frozenset[str]:
+    """Return the keys of a file: of tables their names, and those of their keys, `nic.base_us`."""
+    tables = {name: value for name, value in table.items() if isinstance(value, Mapping)}
+    return frozenset([*table, *(f"{name}.{key}" for name, value in tables.items() for key in value)])
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,10 @@ class ProfileFolder(Generic[P]):
             table = self._table(name) if packaged else read_toml(Path(name_or_path))
         except (ProfileError, UnreadableError):
             return layers
-        layers.append((name, frozenset(table)))
+        layers.append((name, _keys(table)))
         while (base := table.get("base")) in known:
             table = self._table(str(base))
-            layers.append((str(base), frozenset(table)))
+            layers.append((str(base), _keys(table)))
         return layers
 
     # Read once: a process that forks reads packaged files for its children.
@@ -135,7 +134,14 @@ def _merged(below: JsonObject, above: JsonObject) -> JsonObject:
     return merged
 
 
-_UNPLACED = (LinkCurve, AttentionTable, FactorGrid, LibraryTables, ProductTable, RankCurve)
+_UNPLACED = (
+    sections.LinkCurve,
+    sections.AttentionTable,
+    sections.FactorGrid,
+    sections.LibraryTables,
+    sections.ProductTable,
+    sections.RankCurve,
+)
 _LARGEST = 1e18
 """No figure of a machine is near it; beyond, products of figures overflow."""
 _LONGEST_TEXT, _LONGEST_LIST = 2000, 1000

@@ -124,7 +124,7 @@ def _links(header: TraceHeader) -> dict[str, float]:
     rails = min(per_node, profile.gpus_per_node) / profile.gpus_per_node
     return {
         "gpus_per_node": per_node,
-        "inside_node_bytes_per_s": profile.nvlink.peak_gb_s * 1e9,
+        "inside_node_bytes_per_s": profile.link_gb_s * 1e9,
         "between_nodes_bytes_per_s": profile.nic.gb_s_per_node * 1e9 * rails,
     }
 

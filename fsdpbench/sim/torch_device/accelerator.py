@@ -47,8 +47,8 @@ class Accelerator:
     cost model (priced by bytes). `flops` counts matrix products and `jitter` delays collectives; both are
     None unless requested. `collectives_on_own_streams`: as before torch 2.8. `bytes_traced`: read and
     written, in the last trace, by memory-bound kernels. `between_nodes_ns`: duration of all collectives
-    between nodes, alone; `between_nodes_since`: when the first was queued. `undo_software` reverts the
-    software profile's patches.
+    between nodes or over PCIe, alone; `between_nodes_since`: when the first was queued. `undo_software`
+    reverts the software profile's patches.
 
     `known_values` counts storages with known values, `follows_numbers` says whether values from the host are
     kept. `on_value(operation, answer, is_true)` observes values that Python reads. `copied_to_host`: whether

@@ -77,6 +77,7 @@ def test_help_names_the_commands(fsdpbench: Callable[..., Done]) -> None:
         (["report", "no-such-run"], "no-such-run"),
         (["check", "--baseline", "no-such.json"], "no-such.json"),
         (["swoop"], "swoop"),
+        (["swep"], "Did you mean sweep"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_2(

@@ -89,8 +89,8 @@ def test_it_is_listed_and_has_a_flag(tmp_path: Path) -> None:
     assert (row["default"], row["reason"]) == (3, "Three keep step.")
     assert len(lists) == 3
     meaning = "Strides that the planted setting takes, e.g."
-    assert all(f"{meaning} 3 or 3,5. Default: 3." in " ".join(printed.split()) for printed in lists)
-    assert f"{meaning} 3. Default: 3." in " ".join(single.split())
+    assert all(f"{meaning} 5 or 3,5. Default: 3." in " ".join(printed.split()) for printed in lists)
+    assert f"{meaning} 5. Default: 3." in " ".join(single.split())
 
 
 def test_spaces_and_presets_sweep_it(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def test_no_cause_is_invented_where_none_explains_it() -> None:
     found = expect(config(8), Measured(1e4, SpeedUnit.SECONDS), 2)
     assert found.causes == ()
     assert "compare traces" in lines(found)[-1]
+    assert "times as long as expected: 10,000 s a step" in lines(found)[0]
 
 
 def test_a_speed_above_the_peak_of_the_chip_is_doubted_with_the_figures() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,17 @@ def test_an_interruption_loses_what_is_in_flight_alone(
     assert done.returncode == 0, done.stderr
     assert f"{len(kept)} of 2 configurations are done already" in done.stderr
     assert kept < set(sweep.results)
+
+
+def test_a_command_that_keeps_nothing_does_not_say_that_it_does(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fsdpbench", "watch", str(tmp_path / "none"), "--wait", "60"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "waiting for a sweep" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert stderr.splitlines()[-1] == "fsdpbench: interrupted"
 
 
 def test_a_configuration_whose_folder_is_gone_ends_without_a_word(

@@ -181,13 +181,47 @@ def test_more_gpus_than_published_runs_had_widen_the_time_alone() -> None:
     assert more.peak_memory_bytes == known.peak_memory_bytes
 
 
+def test_links_over_pcie_widen_a_step_on_both_sides_unless_they_were_measured(tmp_path: Path) -> None:
+    curves = "".join(
+        f"{kind} = {{ points = [[6e4, 5.0], [4e8, 20.0]] }}\n"
+        for kind in ("all_gather", "reduce_scatter", "all_reduce")
+    )
+    text = f'base = "l40s"\nname = "mine"\nruns_use = ["trtllm"]\n[nvlink]\npeak_gb_s = 20\n{curves}'
+    (tmp_path / "mine.toml").write_text(text)
+    small = RESULT | {"peak_memory_bytes": dict.fromkeys(("allocated", "active", "reserved"), 8 << 30)}
+    waits = Result.of(small | {"network_share": 0.9})
+    packaged, hidden, measured = (
+        interval_of(a_config(hardware=hardware, system="torch-fsdp2"), result, {"kernels": 0.4})
+        for hardware, result in (
+            ("l40s", waits),
+            ("l40s", Result.of(small | {"network_share": 0.01})),
+            (str(tmp_path / "mine.toml"), waits),
+        )
+    )
+    assert packaged is not None
+    assert measured is not None
+    assert packaged.because == [Unknown.CHIP.value, Unknown.PCIE.value]
+    assert packaged.step_time_s[0] < 0.42
+    assert packaged.step_time_s[1] > 2 * 2.0
+    assert hidden is not None
+    assert hidden.step_time_s[0] > 0.8 * 2.0
+    assert measured.because == [Unknown.CHIP.value]
+    assert measured.step_time_s[0] > 0.8 * 2.0
+    line = describe_result(waits.replaced(interval=packaged))
+    assert "fsdpbench calibrate narrows it" in line
+    assert "−8" in line.partition(" (")[0], "both ends, as they are far from symmetric"
+
+
 def test_a_network_that_was_not_measured_widens_a_step_that_waits_for_it(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('base = "h100-80gb"\nname = "mine"\n[nic]\ngb_s_per_node = 400\n')
+    sheet = 'base = "h100-80gb"\nname = "mine"\n[nic]\ngb_s_per_node = 400\n'
+    (tmp_path / "sheet.toml").write_text(sheet)
+    (tmp_path / "mine.toml").write_text(f"{sheet}base_us = 20\n")
     waits = Result.of(RESULT | {"network_share": 0.9})
-    stated, hidden, measured = (
+    stated, in_a_file, hidden, measured = (
         interval_of(a_config(hardware=hardware, gpus=64), result)
         for hardware, result in (
             ("h100-80gb+nic-400", waits),
+            (str(tmp_path / "sheet.toml"), waits),
             ("h100-80gb+nic-400", Result.of(RESULT | {"network_share": 0.1})),
             (str(tmp_path / "mine.toml"), waits),
         )
@@ -195,6 +229,7 @@ def test_a_network_that_was_not_measured_widens_a_step_that_waits_for_it(tmp_pat
     assert stated is not None
     assert stated.because == [Unknown.UNMEASURED.value]
     assert "calibrate --nccl-tests" in stated.because[0]
+    assert in_a_file == stated, "the data sheet's figure is no measurement, wherever it stands"
     assert hidden == measured
     line, other = (describe_result(waits.replaced(interval=each)) for each in (stated, measured))
     assert "calibrate --nccl-tests narrows it" in line.partition(", 1,000 tokens")[0]

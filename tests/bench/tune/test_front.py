@@ -63,6 +63,6 @@ def test_sizes_of_memory_as_people_write_them() -> None:
     assert parse_memory("40 GiB") == 40 * 2**30
     assert parse_memory("1.5e9") == 1_500_000_000
     assert parse_memory(None) is None
-    for wrong in ("many", "80TBs", "-1GB", "GB"):
+    for wrong in ("many", "80TBs", "-1GB", "GB", "80"):
         with pytest.raises(UsageError, match="80GB"):
             parse_memory(wrong)

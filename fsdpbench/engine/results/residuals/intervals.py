@@ -14,20 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from fsdpbench.base.configuration.config import PARALLEL, Config
 from fsdpbench.base.settings import SETTINGS
-from fsdpbench.engine.results.residuals.widths import (
-    APART,
-    LEVEL,
-    MORE_GPUS,
-    NAMED,
-    OTHER_KIND,
-    Condition,
-    Quantity,
-    Unknown,
-    by_link,
-    is_beyond,
-    read_table,
-    width_of,
-)
+from fsdpbench.engine.results.residuals import widths
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.result import Interval, PeakMemory, Result, Span
 from fsdpbench.sim.model.profile import (
@@ -45,36 +32,42 @@ _UNUSUAL = (*PARALLEL, "lora", "optimizer_dtype", "linear_dtype", "graph", "symm
 _UNLIKE = ("expert", "window", "sinks", "score_cap")
 """Parts of names of fields that no model of a published run has set."""
 
-_PEAKS = (Quantity.ALLOCATED, Quantity.ACTIVE, Quantity.RESERVED)
-_MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY)
+_PEAKS = (widths.Quantity.ALLOCATED, widths.Quantity.ACTIVE, widths.Quantity.RESERVED)
+_MEMORY_KNOWS = (widths.Unknown.CHIP, widths.Unknown.NETWORK, widths.Unknown.COMPILED, widths.Unknown.MEMORY)
 """Settings without effect on a run's bytes, or that no published run reports."""
-_STATED = (Unknown.MODEL, Unknown.SETTING, Unknown.OFFLOAD)
+_STATED = (widths.Unknown.MODEL, widths.Unknown.SETTING, widths.Unknown.OFFLOAD)
 
 
 def interval_of(config: Config, result: Result, work: dict[str, float] | None = None) -> Interval | None:
     """Return the `interval` of a simulated result that has a step time; None of any other. `work`: the rank's
     `step_work`."""
-    step = result.step_time_s
+    step, hardware = result.step_time_s, config.hardware or ""
     if config.device != "sim" or not step:
         return None
     unknown = unknowns(config)
     memory, risky = _memory(config, result.peak_memory_bytes, unknown)
     retries = bool(result.alloc_retries_per_step)
-    full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
-    network = result.network_share or 0.0, config.gpus, is_measured(config.hardware or "")
+    full = [widths.Unknown.MEMORY] if retries else [widths.Unknown.NEARLY_FULL] if risky else []
+    _, chip = _machine(hardware, _stamp(hardware))
+    on_one_node, share = config.gpus <= config.ranks_per_node, result.network_share or 0.0
+    pcie = _has_unknown_links(hardware)
+    network = share, config.gpus, not pcie and (on_one_node or is_measured(hardware))
+    known_kind = [each for each in unknown if each is not widths.Unknown.SETTING]
     time, alike = (
-        width_of(Quantity.TIME, each, bool(config.settings.compile)).with_network(*network)
-        for each in ([*unknown, *full], [*(each for each in unknown if each is not Unknown.SETTING), *full])
+        widths.width_of(widths.Quantity.TIME, each, bool(config.settings.compile)).with_network(*network)
+        for each in ([*unknown, *full], [*known_kind, *full])
     )
-    _, chip = _machine(config.hardware or "", _stamp(config.hardware))
     if chip is not None and (doubt := chip.with_attention(config.settings.attention).attention.doubt) > 1:
         log = math.hypot(time.log, math.log(doubt))  # as if the step were nothing else
-        time = dataclasses.replace(time, log=log, because=(*time.because, Unknown.ATTENTION))
-    work, known = work or {}, is_measured(config.hardware or "", "host_link.gb_s")
-    link = by_link(step, work.get("slow_link_step", step + work.get("host_copies", 0.0)), known)
-    because = [reason.value for reason in time.because] + [MORE_GPUS] * is_beyond(config.gpus)
-    because += [Unknown.LINK.value] * (not known and link[1] > NAMED)
-    low = step * math.exp(-math.hypot(time.log, link[0]))
+        time = dataclasses.replace(time, log=log, because=(*time.because, widths.Unknown.ATTENTION))
+    work, known = work or {}, is_measured(hardware, "host_link.gb_s")
+    faster = widths.by_faster_links(share, work.get("kernels", 0.0) / step) if pcie else 0.0
+    link = widths.by_link(step, work.get("slow_link_step", step + work.get("host_copies", 0.0)), known)
+    named = {widths.Unknown.UNMEASURED: widths.Unknown.PCIE} if pcie else {}
+    because = [named.get(each, each).value for each in time.because]
+    because += [widths.MORE_GPUS] * widths.is_beyond(config.gpus)
+    because += [widths.Unknown.LINK.value] * (not known and link[1] > widths.NAMED)
+    low = step * math.exp(-math.hypot(time.log, link[0], faster))
     high = step * math.exp(math.hypot(time.log, time.network, link[1]))
     rates: dict[str, Span] = {
         figure.path: (value * step / high, value * step / low)
@@ -82,14 +75,14 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
         if figure.is_rate and (value := figure.of(result))
     }
     return Interval(
-        level=LEVEL,
+        level=widths.LEVEL,
         step_time_s=(low, high),
         **rates,
         peak_memory_bytes=memory,
         risky=risky or retries,
         because=because,
         runs=time.runs,
-        apart=math.expm1(APART),
+        apart=math.expm1(widths.APART),
         shared=(alike.half, time.half),
         link=link,
         work=work["kernels"] / step if work else None,
@@ -99,11 +92,11 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
 def read_ahead() -> None:
     """Read what the interval of any result needs, in a process that forks those that make results."""
     _known()
-    for quantity in (Quantity.TIME, *_PEAKS):
-        width_of(quantity, ())
+    for quantity in (widths.Quantity.TIME, *_PEAKS):
+        widths.width_of(quantity, ())
 
 
-def unknowns(config: Config) -> tuple[Unknown, ...]:
+def unknowns(config: Config) -> tuple[widths.Unknown, ...]:
     """Return what no published run says about a configuration."""
     found = []
     chips, software, families = _known()
@@ -111,39 +104,46 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     layers, _ = _machine(config.hardware or "", _stamp(config.hardware))
     variants = list(itertools.takewhile(lambda layer: "compute" not in layer[1], layers))
     if next((name for name, _ in layers if name in profile_names()), None) not in chips:
-        found.append(Unknown.CHIP)
+        found.append(widths.Unknown.CHIP)
     if config.gpus > config.ranks_per_node and not any("nic" in keys for _, keys in variants):
-        found.append(Unknown.NETWORK)
+        found.append(widths.Unknown.NETWORK)
     own, named = config.software or CURRENT, {name for _, name in software}
     if own not in named and own in software_names() and _is_todays(own):
         own = CURRENT
     if config.script is not None or own not in named:
-        found.append(Unknown.SOFTWARE)
+        found.append(widths.Unknown.SOFTWARE)
     elif (config.system, own) not in software:
-        found.append(Unknown.SYSTEM if own == CURRENT else Unknown.SOFTWARE)
+        found.append(widths.Unknown.SYSTEM if own == CURRENT else widths.Unknown.SOFTWARE)
     if config.script is None and (
         not _is_known_kind(config, families)
         or config.settings.param_dtype not in ("bf16", "fp16")
         or config.settings.implementation != "own"
     ):
-        found.append(Unknown.MODEL)
+        found.append(widths.Unknown.MODEL)
     elif config.script is None and (
         any(getattr(config.settings, name) not in (None, SETTINGS[name].default) for name in _UNUSUAL)
         or config.settings.optimizer == "muon"
         or config.settings.loss in ("chunked", "fused")
     ):
-        found.append(Unknown.SETTING)
+        found.append(widths.Unknown.SETTING)
     if config.settings.activation_offload:
-        found.append(Unknown.OFFLOAD)
+        found.append(widths.Unknown.OFFLOAD)
     return tuple(found)
 
 
+def _has_unknown_links(hardware: str) -> bool:
+    """Return whether links inside a node are PCIe that no file of a user's measured."""
+    _, chip = _machine(hardware, _stamp(hardware))
+    known = is_measured(hardware, "nvlink") or is_measured(hardware, "libraries")
+    return chip is not None and chip.has_pcie_links and not known
+
+
 def is_measured(hardware: str, key: str = "nic.base_us") -> bool:
-    """Return whether the key's table is a user's own file's, which does not name the key as estimated."""
+    """Return whether a user's own file has the key or table, and does not name it as estimated."""
     layers, profile = _machine(hardware, _stamp(hardware))
     own = [keys for _, keys in itertools.takewhile(lambda layer: layer[0] not in profile_names(), layers)]
-    table = key.partition(".")[0]
-    if f"+{table}-" in hardware or profile is None or not any(table in keys for keys in own):
+    stated = f"+{key.partition('.')[0]}-" in hardware
+    if stated or profile is None or not any(key in keys for keys in own):
         return False
     return "estimated" not in own[0] or key not in profile.estimated
 
@@ -154,7 +154,7 @@ def _known() -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]
 
     What a run's software says of models alone a user says by a shape: today's software is known with it.
     """
-    rows = [row for row in read_table() if row.condition is Condition.KNOWN]
+    rows = [row for row in widths.read_table() if row.condition is widths.Condition.KNOWN]
     software = {(row.system, row.software) for row in rows}
     todays = {(system, CURRENT) for system, name in software if _is_todays(name)}
     return (
@@ -183,12 +183,12 @@ def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
 
 
 def _memory(
-    config: Config, peaks: PeakMemory | None, unknown: Sequence[Unknown]
+    config: Config, peaks: PeakMemory | None, unknown: Sequence[widths.Unknown]
 ) -> tuple[dict[str, Span], bool]:
     """Return intervals of the peaks in bytes; whether that of reserved memory exceeds the device's."""
     # Published runs of other kinds left the model itself open, which a user states.
     of_memory = [reason for reason in unknown if reason not in (*_MEMORY_KNOWS, *_STATED)]
-    least = OTHER_KIND if any(reason in _STATED for reason in unknown) else 0.0
+    least = widths.OTHER_KIND if any(reason in _STATED for reason in unknown) else 0.0
     _, chip = _machine(config.hardware or "", _stamp(config.hardware))
     usable = None if chip is None else chip.usable_memory_bytes
     found: dict[str, Span] = {}
@@ -197,9 +197,9 @@ def _memory(
         value = getattr(peaks, kind.value, None)
         if not value:
             continue
-        width = width_of(kind, of_memory)
+        width = widths.width_of(kind, of_memory)
         low, high = dataclasses.replace(width, log=max(width.log, least)).around(value)
-        risky |= kind is Quantity.RESERVED and usable is not None and high > usable
+        risky |= kind is widths.Quantity.RESERVED and usable is not None and high > usable
         most = high if usable is None else min(high, max(usable, value))
         found[kind.value] = round(low), round(most)
     return found, risky

@@ -161,6 +161,7 @@ class Unknown(StrEnum):
     OFFLOAD = "no published run offloads activations"
     LINK = "bandwidth to the host not measured with all GPUs of a node: fsdpbench calibrate narrows it"
     ATTENTION = "no published rates of this kernel of attention on this chip"
+    PCIE = "links inside a node are PCIe, whose rates differ between machines: fsdpbench calibrate narrows it"
     UNMEASURED = "network between nodes not measured: fsdpbench calibrate --nccl-tests narrows it"
     COMPILED = "no compiled run could be compared"
     MEMORY = "memory is full: the allocator retries"
@@ -207,6 +208,17 @@ def by_network(share: float, gpus: int) -> float:
     beyond = math.log2(max(1.0, gpus / _AGREED_GPUS))
     longer = math.log1p(max(0.0, _SLOWER * share - max(share, _HIDDEN)))
     return math.hypot(longer, _MISSED_A_DOUBLING * beyond)
+
+
+_SAVED_BY_LINKS = 0.9
+"""The share of collectives over PCIe that another machine saves: eight L40S without peer access between their
+sockets reached 2.2 GB/s, PCIe 4.0 carries ten times that."""
+
+
+def by_faster_links(share: float, kernels: float) -> float:
+    """Return |ln| of how much shorter a step may be on another machine's PCIe. `share`, `kernels`: of the
+    step, collectives over it, alone, and kernels, which stay."""
+    return -math.log(min(1.0, max(1 - _SAVED_BY_LINKS * min(share, 1.0), kernels)))
 
 
 # Packaged profiles have three quarters of what PCIe carries. One H100 and one H200 reached 4 and 11 % more,

@@ -328,7 +328,7 @@ class Communicator(Membership):
         duration += (members - 1) * MEMBER_NS
         if accelerator.jitter is not None:
             duration += accelerator.jitter.lateness_ns(self._group_size)
-        if accelerator.network.nodes_of(ranks) > 1:
+        if accelerator.network.nodes_of(ranks) > 1 or accelerator.network.profile.has_pcie_links:
             accelerator.between_nodes_ns += duration
             accelerator.between_nodes_since = accelerator.between_nodes_since or start
         payload, meeting = None, Meeting(what.arrivals) if what.arrivals else None

@@ -14,14 +14,19 @@ from fsdpbench.sweep.prediction import state_bytes
 
 
 def configured(
-    model: str, system: str = "torch-fsdp2", shape: Any = None, device: str = "sim", **settings: Any
+    model: str,
+    system: str = "torch-fsdp2",
+    shape: Any = None,
+    device: str = "sim",
+    gpus: int = 16,
+    **settings: Any,
 ) -> Config:
     target = make_target(
         model=model,
         shape=shape or {},
         device=device,
         hardware="h100-80gb",
-        gpus=16,
+        gpus=gpus,
         gpus_per_node=None,
         data=None,
         measurement=Measurement(1, 1, 0, timeout_s=60.0),
@@ -62,6 +67,17 @@ def configured(
 def test_what_cannot_be_is_named(model: str, settings: dict[str, Any], setting: str, told: str) -> None:
     refused = not_applicable(configured(model, **settings))
     assert told in refused[setting]
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3])
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "HYBRID_SHARD", "NO_SHARD"])
+@pytest.mark.parametrize("asked", [{"tp": 4}, {"cp": 4}, {"ep": 4}, {"tp": 2, "cp": 2}, {"tp": 2, "ep": 4}])
+def test_groups_of_more_ranks_than_there_are_are_refused(
+    gpus: int, strategy: str, asked: dict[str, int]
+) -> None:
+    for system in ("torch-fsdp2", "impl-fsdp2", "torch-fsdp1", "single"):
+        config = configured("mixtral-8x7b", system, gpus=gpus, strategy=strategy, **asked)
+        assert not_applicable(config).keys() & {"tp", "cp", "ep", "gpus"}, (system, config.settings)
 
 
 @pytest.mark.parametrize("system", ["torch-fsdp2", "impl-fsdp2"])
