@@ -215,7 +215,46 @@ def _into(name: str) -> Callable[..., Tensor]:
     return rule
 
 
+def _least_squares(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """Return `lstsq`'s results of a matrix of full rank, which CUDA's only driver (gels) expects."""
+    if driver not in (None, "gels"):
+        raise RuntimeError("torch.linalg.lstsq: parameter `driver` should be one of (gels)")
+    *_, rows, columns = a.shape
+    vector = a.dim() - 1 == b.dim() and b.shape[-1] == rows
+    right = b.unsqueeze(-1) if vector else b
+    if right.dim() < 2 or right.shape[-2] != rows or right.dim() > a.dim():
+        raise RuntimeError("torch.linalg.lstsq: input.size(-2) should match other.size(-2)")
+    batch = torch.broadcast_shapes(a.shape[:-2], right.shape[:-2])
+    solution = a.new_empty((*batch, columns, right.shape[-1]))
+    residuals = a.new_empty((*batch, right.shape[-1]) if rows > columns else (0,))
+    solution = solution.squeeze(-1) if vector else solution
+    return solution, residuals, a.new_empty((0,), dtype=torch.int64), a.new_empty((0,))
+
+
+def _fake_quantized(x: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+    """Return the quantised tensor, and the mask of what is not clamped."""
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def _like_each(grad: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    """Return gradients of a tensor, its scale and its zero point."""
+    return tuple(map(torch.empty_like, others[:3]))
+
+
 SHAPE_RULES = {
+    "linalg_lstsq": _least_squares,
+    "geqrf": lambda a: (torch.empty_like(a), a.new_empty((*a.shape[:-2], min(a.shape[-2:])))),
+    "fake_quantize_per_channel_affine_cachemask": _fake_quantized,
+    "fake_quantize_per_tensor_affine_cachemask": _fake_quantized,
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _fake_quantized,
+    "_fake_quantize_learnable_per_tensor_affine": _like_first,
+    "_fake_quantize_learnable_per_channel_affine": _like_first,
+    "_fake_quantize_learnable_per_tensor_affine_backward": _like_each,
+    "_fake_quantize_learnable_per_channel_affine_backward": _like_each,
+    "_sample_dirichlet": _like_first,
+    "_standard_gamma_grad": _like_first,
+    "_dirichlet_grad": _like_first,
+    "binomial": _like_first,
     "_padded_dense_to_jagged_forward": lambda x, offsets, rows: x.new_empty((rows, *x.shape[2:])),
     **{
         f"{name}.out": _into(name)
@@ -232,7 +271,11 @@ SHAPE_RULES = {
     "batch_norm_backward_elemt": _like_first,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
-    "_ctc_loss_backward": lambda grad, x, *others: torch.empty_like(x),
+    **dict.fromkeys(
+        ("_ctc_loss_backward", "multi_margin_loss_backward", "multilabel_margin_loss_backward"),
+        lambda grad, x, *others: torch.empty_like(x),
+    ),
+    "fractional_max_pool3d_backward": lambda grad, x, *others: torch.empty_like(x),
 }
 
 

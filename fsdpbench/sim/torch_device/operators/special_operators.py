@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fsdpbench.base.files.documents import table_beside
+from fsdpbench.base.torch_internals import current_graph_task_id
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import (
@@ -65,7 +66,9 @@ def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **
 
 def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor:
     """Run `nonzero`, also of `torch.where(mask)`: the CPU waits for a count, then positions are written."""
-    rows = rows_of(mask)
+    rows, filled = rows_of(mask), known_of(mask)
+    if rows is None and filled is not None and current_graph_task_id() != -1:  # torch's own backward of `prod`
+        rows = mask.numel() * bool(filled.value)
     if rows is None:
         raise data_dependent(operator)
     known = choice_of(mask)
@@ -205,10 +208,10 @@ def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.T
 
 def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `_to_copy`: between host and device a copy over the host link (to the host: of zeros)."""
-    device = kwargs.get("device")
+    device, format_ = kwargs.get("device"), kwargs.get("memory_format") or torch.preserve_format
     if not tensors.is_on_device(tensor):
         dtype = kwargs.get("dtype")
-        result = torch.empty_like(tensor, device=device, dtype=dtype)
+        result = torch.empty_like(tensor, device=device, dtype=dtype, memory_format=format_)
         non_blocking = bool(kwargs.get("non_blocking"))
         # torch converts on the side of the source, unless the copy is asynchronous to the CPU.
         source = tensor if dtype is None or non_blocking else tensor.to(dtype)
@@ -220,7 +223,8 @@ def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: An
         tensor = tensor.to(dtype)  # torch converts on the side of the source
     nbytes = tensor.numel() * tensor.element_size()
     host = "meta" if torch.device(device).type == "meta" else "cpu"
-    found = torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
+    strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host)
+    found = torch.zeros_like(strided, memory_format=format_)
     non_blocking = bool(kwargs.get("non_blocking")) and host == "cpu"
     if non_blocking:
         tensors.pin(found)  # as torch, so that the copy is asynchronous
@@ -471,7 +475,45 @@ def _repeated(
     return result
 
 
+def _convolution(
+    operator: Any, by_shape: Kernel, x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Run `convolution`: with channels last, if cuDNN would choose it."""
+    return _as_cudnn(by_shape(x, weight, *args, **kwargs), x, weight)
+
+
+def _convolution_backward(
+    operator: Any, by_shape: Kernel, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *args: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """Run `convolution_backward`: gradients have the format of the convolution."""
+    *of_both, of_bias = by_shape(grad, x, weight, *args)
+    return *(_as_cudnn(each, x, weight) for each in of_both), of_bias
+
+
+def _as_cudnn(made: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    """Give a new tensor the format that cuDNN chooses by a convolution's input and weight."""
+    format_ = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
+    if made is None or format_ is None or weight.dtype is torch.float64:
+        return made
+    if not any(
+        each.stride(1) == 1
+        and each.stride(-1) == each.shape[1]
+        and each.is_contiguous(memory_format=format_)
+        for each in (x, weight)
+    ):
+        return made
+    strides = torch.empty(made.shape, device="meta", memory_format=format_).stride()
+    return tensors.set_geometry(made, made.untyped_storage(), 0, made.shape, strides)
+
+
+def _group_norm(operator: Any, by_shape: Kernel, x: torch.Tensor, *args: Any) -> Any:
+    """Run `native_group_norm`, whose kernel of CUDA takes no other format."""
+    return by_shape(x.contiguous(), *args)
+
+
 SPECIAL_OPERATORS: dict[str, Kernel] = {
+    "convolution": _convolution, "convolution_backward": _convolution_backward,
+    "native_group_norm": _group_norm,
     **dict.fromkeys(_LIKE, _like), "_local_scalar_dense": _item, "equal": _equal, "allclose": _equal,
     "_is_all_true": _all_valid, "_to_copy": _to_copy, "copy_": _copy, "_copy_from": _copy,
     "_foreach_copy_": _foreach_copy, "set_": _set, "resize_": _resize, "record_stream": _record_stream,
