@@ -39,6 +39,7 @@ from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, pin, same_memory
 
 CUDA = "cuda"
+_PREFIX = "torch.cuda."
 TAKES_DEVICE = "_takes_device"
 """The mark of wrappers that resolve the keyword `device`, and do nothing else in a compiled graph."""
 _INDEX = re.compile(r"\d+")
@@ -67,6 +68,9 @@ def map_device_names(replacements: Replacements, local_rank: int, on_host: bool 
         replacements.wrap(torch, name, _taking_device)
     replacements.add(parse_to, _taking_device_first(parse_to))
     replacements.add(torch.Generator, Generator)
+    legacy: Any = {name: _LegacyType(name, (), {"dtype": dtype}) for name, dtype in _LEGACY_DTYPES.items()}
+    replace(torch.cuda, **legacy)
+    replacements.wrap(torch, "set_default_tensor_type", passing_to(_set_default_tensor_type))
     replacements.wrap(torch, "from_dlpack", passing_to(_through_dlpack))
     replacements.wrap(torch, "to_dlpack", passing_to(_to_dlpack))
     _change_tensor_methods()
@@ -269,19 +273,50 @@ def _storage_to_device(self: Any, device: Any = None, non_blocking: bool = False
 
 def _type_method(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `Tensor.type`, which takes and returns names like "torch.cuda.FloatTensor"."""
-    prefix = "torch.cuda."
 
     @functools.wraps(original)
     def call(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        if isinstance(dtype, str) and dtype.startswith(prefix):
-            named = _LEGACY_DTYPES.get(dtype.removeprefix(prefix))
-            if named is None:
-                raise ValueError(f"{dtype} is not a tensor type; use tensor.to(device, dtype)")
+        named = _legacy_dtype(dtype)
+        if named is not None:
             return self.to(own_device(CUDA), named, non_blocking=non_blocking)
         found = original(self, dtype, non_blocking, **kwargs) if dtype is not None else original(self)
-        return found.replace(f"torch.{DEVICE_TYPE}.", prefix) if isinstance(found, str) else found
+        return found.replace(f"torch.{DEVICE_TYPE}.", _PREFIX) if isinstance(found, str) else found
 
     return call
+
+
+class _LegacyType(type):
+    """The type of `torch.cuda.FloatTensor` and its like, which make tensors and recognise them."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *given: Any, device: Any = None) -> torch.Tensor:
+        if len(given) == 1 and not isinstance(given[0], int | torch.Size):
+            return torch.as_tensor(given[0], dtype=cls.dtype, device=torch.device(CUDA))
+        return torch.empty(*given or (0,), dtype=cls.dtype, device=torch.device(CUDA))
+
+    def __instancecheck__(cls, tensor: Any) -> bool:
+        return isinstance(tensor, torch.Tensor) and is_on_device(tensor) and tensor.dtype is cls.dtype
+
+
+def _legacy_dtype(kind: Any) -> torch.dtype | None:
+    """Return the dtype of `torch.cuda.FloatTensor` or of such a name; None for everything else."""
+    if isinstance(kind, str) and kind.startswith(_PREFIX):
+        if kind.removeprefix(_PREFIX) not in _LEGACY_DTYPES:
+            raise ValueError(f"{kind} is not a tensor type; use tensor.to(device, dtype)")
+        return _LEGACY_DTYPES[kind.removeprefix(_PREFIX)]
+    return kind.dtype if isinstance(kind, _LegacyType) else None
+
+
+def _set_default_tensor_type(original: Callable[..., None], kind: Any) -> None:
+    """Call `set_default_tensor_type`: a type of CUDA's sets the default dtype and device."""
+    dtype = _legacy_dtype(kind)
+    if dtype is None:
+        torch.set_default_device(None)
+        original(kind)
+    else:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(CUDA)
 
 
 class Generator(torch.Generator):

@@ -32,7 +32,7 @@ class ExpandableSegments:
     def __init__(self, device: DeviceMemory, stats: AllocatorStats, limit_bytes: int) -> None:
         self._device = device
         self._stats = stats
-        self._limit = limit_bytes
+        self.limit_bytes = limit_bytes
 
     def allocate(self, pool: pools.BlockPool, size: int, stream: int) -> Block | None:
         """Return a free mapped block (in no pool) of at least `size` bytes, or None if memory runs out."""
@@ -98,7 +98,7 @@ class ExpandableSegments:
         page = segment.page_size
         mapped = min(-(-size // page) * page, block.size)
         reserved = self._stats.reserved_bytes
-        if reserved + mapped > self._limit or not self._device.map_pages(mapped, page):
+        if reserved + mapped > self.limit_bytes or not self._device.map_pages(mapped, page):
             return False
         pool.remove_unmapped(block)
         if mapped < block.size:

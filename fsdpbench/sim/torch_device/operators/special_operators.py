@@ -190,7 +190,7 @@ def _equal(
     if ACCELERATOR.sanitizer is not None:
         ACCELERATOR.sanitizer.host_copy(ACCELERATOR.stream, "DtoH", second, None, blocking=True)
     ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True, device=first)
-    same = name == "allclose" or first.shape == second.shape
+    same = not ACCELERATOR.trusts_windows and (name == "allclose" or first.shape == second.shape)
     if ACCELERATOR.on_value is not None:
         ACCELERATOR.on_value(f"torch.{name}", same, not same)
     return same
@@ -511,7 +511,17 @@ def _group_norm(operator: Any, by_shape: Kernel, x: torch.Tensor, *args: Any) ->
     return by_shape(x.contiguous(), *args)
 
 
+def _by_lengths(operator: Any, by_shape: Kernel, *args: Any) -> Any:
+    """Run an operator of CTC: modes let torch pass its lengths as tensors, which are lists otherwise."""
+    if operator._overloadname != "Tensor":
+        return by_shape(*args)
+    at = 2 + ("backward" in operator._schema.name)
+    lengths = [each.tolist() for each in args[at : at + 2]]
+    return operator.overloadpacket.default(*args[:at], *lengths, *args[at + 2 :])
+
+
 SPECIAL_OPERATORS: dict[str, Kernel] = {
+    "_ctc_loss": _by_lengths, "_ctc_loss_backward": _by_lengths,
     "convolution": _convolution, "convolution_backward": _convolution_backward,
     "native_group_norm": _group_norm,
     **dict.fromkeys(_LIKE, _like), "_local_scalar_dense": _item, "equal": _equal, "allclose": _equal,
