@@ -93,7 +93,7 @@ def _map_submodules(accelerator: Accelerator) -> None:
     replace(torch.version, cuda=_CUDA_VERSION)
     linalg = torch.backends.cuda.preferred_linalg_library
     replace(
-        torch.backends.cuda, is_flash_attention_available=lambda: True, is_built=lambda: True,
+        torch.backends.cuda, is_flash_attention_available=lambda: True,
         preferred_linalg_library=lambda backend=None: linalg(),
         cufft_plan_cache=types.SimpleNamespace(size=0, max_size=4096, clear=lambda: None),
     )  # fmt: skip

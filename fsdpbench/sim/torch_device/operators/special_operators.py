@@ -511,17 +511,7 @@ def _group_norm(operator: Any, by_shape: Kernel, x: torch.Tensor, *args: Any) ->
     return by_shape(x.contiguous(), *args)
 
 
-def _by_lengths(operator: Any, by_shape: Kernel, *args: Any) -> Any:
-    """Run an operator of CTC: modes let torch pass its lengths as tensors, which are lists otherwise."""
-    if operator._overloadname != "Tensor":
-        return by_shape(*args)
-    at = 2 + ("backward" in operator._schema.name)
-    lengths = [each.tolist() for each in args[at : at + 2]]
-    return operator.overloadpacket.default(*args[:at], *lengths, *args[at + 2 :])
-
-
 SPECIAL_OPERATORS: dict[str, Kernel] = {
-    "_ctc_loss": _by_lengths, "_ctc_loss_backward": _by_lengths,
     "convolution": _convolution, "convolution_backward": _convolution_backward,
     "native_group_norm": _group_norm,
     **dict.fromkeys(_LIKE, _like), "_local_scalar_dense": _item, "equal": _equal, "allclose": _equal,

@@ -168,7 +168,8 @@ def apply_patches(accelerator: Accelerator) -> None:
     _patch_copies_of_storages(accelerator)
     _patch_contents_of_storages()
     _patch_tensors()
-    replace(torch, istft=_of_healthy_windows(torch.istft))
+    replace(torch, istft=passing_to(_of_healthy_windows)(torch.istft))
+    replace(torch, ctc_loss=passing_to(_by_lengths)(torch.ctc_loss))
     install_two_sided_parameters()
     install_host_access(accelerator)
     install_module_calls(accelerator)
@@ -305,18 +306,21 @@ def _patch_tensors() -> None:
     replace(tensor_type, data_ptr=data_ptr, __repr__=represent, __deepcopy__=deepcopy)
 
 
-def _of_healthy_windows(istft: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap `istft`: that windows overlap, which C++ reads from the device, is let pass."""
+def _of_healthy_windows(istft: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Call `istft`: that windows overlap, which C++ reads from the device, is let pass."""
+    ACCELERATOR.trusts_windows = True
+    try:
+        return istft(*args, **kwargs)
+    finally:
+        ACCELERATOR.trusts_windows = False
 
-    @functools.wraps(istft)
-    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
-        ACCELERATOR.trusts_windows = True
-        try:
-            return istft(*args, **kwargs)
-        finally:
-            ACCELERATOR.trusts_windows = False
 
-    return call
+def _by_lengths(
+    ctc_loss: Callable[..., torch.Tensor], scores: Any, targets: Any, *given: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Call `ctc_loss` with lengths as lists: under a mode, torch would use tensors of the host in kernels."""
+    lists = [each.tolist() if isinstance(each, torch.Tensor) else each for each in given]
+    return ctc_loss(scores, targets, *lists, **kwargs)
 
 
 def _patch_profiler() -> None:
