@@ -48,8 +48,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fsdpbench.base.torch_internals import RecordFunctionFast, expect, patch, profiler_enabled, replace
+from fsdpbench.base.torch_internals import (
+    RecordFunctionFast,
+    expect,
+    patch,
+    profiler_enabled,
+    queue_callback,
+    replace,
+)
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
@@ -265,7 +273,19 @@ def _patch_contents_of_storages() -> None:
         record = tensors.record_of(self)
         return original_repr(self) if record is None else f"[sim storage of {record.nbytes} bytes]"
 
+    def write(original: Callable[..., None], self: torch.UntypedStorage, *args: Any) -> None:
+        original(self if tensors.record_of(self) is None else self.cpu(), *args)
+
+    def read(original: Callable[..., Any], self: torch.UntypedStorage, *args: Any) -> Any:
+        if tensors.record_of(self) is None:
+            return original(self, *args)
+        host = torch.UntypedStorage(self.nbytes())
+        original(host, *args)
+        return self.copy_(host)
+
     replace(storage_type, copy_=copy_, __repr__=represent)
+    patch("write_storage", passing_to(write))  # as pickle does
+    patch("read_storage", passing_to(read))
 
 
 def _patch_tensors() -> None:
@@ -401,18 +421,74 @@ def _with_ranks_that_are_there(
 
 
 def _without_graphs(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
-    """Wrap DDP's constructor: it leaves out flags for which its C++ needs pinned memory of the device (they
-    change no step that uses all parameters), and keeps the nodes that accumulate gradients."""
+    """Wrap DDP's constructor: flags for which its C++ needs pinned memory of the device become a hook that
+    lets backward reach unused parameters; nodes that accumulate gradients are kept."""
 
     @functools.wraps(init)
     def construct(self: Any, module: Any, *args: Any, **options: Any) -> None:
+        asked = set()
         for name in ("find_unused_parameters", "static_graph"):
             if options.get(name) and any(map(tensors.is_on_device, module.parameters())):
+                asked.add(name)
                 options[name] = False
         init(self, module, *args, **options)
         accelerator.backward.keep_accumulators(filter(tensors.is_on_device, module.parameters()))
+        self.find_unused_parameters = "find_unused_parameters" in asked  # results go through a node of torch
+        if asked:
+            self.register_forward_hook(_UnusedParameters("static_graph" in asked))
 
     return construct
+
+
+class _UnusedParameters:
+    """The hook of a DDP model whose results may not depend on all parameters."""
+
+    def __init__(self, are_static: bool) -> None:
+        self._are_static = are_static
+        self._found: list[torch.Tensor] | None = None
+
+    def __call__(self, model: Any, args: Any, output: Any) -> Any:
+        """Let backward reach the unused parameters from each tensor of the output."""
+        if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and model.require_backward_grad_sync):
+            return output
+        if self._found is None or not self._are_static:
+            used = _leaves([leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)])
+            self._found = [each for each in model.module.parameters() if each.requires_grad and id(each) not in used]
+        reach = partial(_Reaching.apply, [each for each in self._found if each.grad is None])
+        return tree_map_only(
+            torch.Tensor, lambda leaf: reach(leaf, *self._found) if leaf.requires_grad else leaf, output
+        )
+
+
+def _leaves(nodes: list[Any]) -> set[int]:
+    """Return the identities of the parameters that these nodes of a graph depend on."""
+    seen, found = set(nodes), set()
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        new = {each for each, _ in getattr(node, "next_functions", ())} - seen
+        seen |= new
+        nodes += new
+    return found
+
+
+class _Reaching(torch.autograd.Function):
+    """A view of a result, whose backward also reaches parameters: these get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, fresh: list[Any], result: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.fresh, ctx.count = fresh, len(parameters)
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        def forget() -> None:
+            for parameter in ctx.fresh:
+                parameter.grad = None  # DDP's C++ has set zeros
+
+        queue_callback(lambda: queue_callback(forget))  # behind the one of DDP's C++, queued meanwhile
+        return None, gradient, *[None] * ctx.count
 
 
 def _replace_collectives_of_objects() -> None:
