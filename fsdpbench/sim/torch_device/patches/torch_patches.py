@@ -64,6 +64,7 @@ from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.stages import StageCalls
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
+from fsdpbench.sim.torch_device.operators.choices import assumed_of, whole_numbers
 from fsdpbench.sim.torch_device.operators.known_values import learn_from_host
 from fsdpbench.sim.torch_device.patches.dtensor import (
     cut_when_asked,
@@ -244,7 +245,9 @@ def _patch_copies_of_storages(accelerator: Accelerator) -> None:
             return original_cpu(self)
         source = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(self)
         accelerator.copy_over_host_link("DtoH", self.nbytes(), blocking=True, device=source)
-        return torch.zeros(self.nbytes(), dtype=torch.uint8).untyped_storage()
+        numbers = None if assumed_of(source) else whole_numbers(source)
+        host = torch.zeros(self.nbytes(), dtype=torch.uint8) if numbers is None else numbers.clone()
+        return host.untyped_storage()
 
     replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu)
 
