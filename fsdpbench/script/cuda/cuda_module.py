@@ -9,7 +9,7 @@ import sys
 import tomllib
 import types
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
@@ -28,14 +28,13 @@ from fsdpbench.script.cuda.device_names import Generator
 from fsdpbench.script.cuda.refusals import refusal
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.operators.plans import Plan, carry_out
-from fsdpbench.sim.torch_device.patches.torch_patches import as_function
+from fsdpbench.sim.torch_device.patches.dynamo import as_function
 from fsdpbench.sim.torch_device.prices import OperatorCost
 
 _SUBMODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
 _AS_IN_SIMULATION = ("cuda_lazy_init", "cuda_is_in_bad_fork")
 _EXCHANGING = ("cuda_exchange_device", "cuda_maybe_exchange_device")
 _CUDA_VERSION = torch.version.cuda or "12.8"  # torchvision compares it with its own
-_CUDNN_VERSION = torch.backends.cudnn.version() or 91002
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _ONLY_SIMULATED = ("get_amp_supported_dtype",)
 
@@ -97,7 +96,7 @@ def _map_submodules(accelerator: Accelerator) -> None:
         preferred_linalg_library=lambda backend=None: linalg(),
         cufft_plan_cache=types.SimpleNamespace(size=0, max_size=4096, clear=lambda: None),
     )  # fmt: skip
-    replace(torch.backends.cudnn, is_available=lambda: True, version=lambda: _CUDNN_VERSION)
+    replace(torch.backends.cudnn, is_available=lambda: True, version=lambda: 91002)
     replace(
         torch.accelerator, is_available=lambda: True, device_count=torch.cuda.device_count,
         current_device_index=torch.cuda.current_device, set_device_index=torch.cuda.set_device,
@@ -200,7 +199,6 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
         "setStream": lambda stream_id, **_: cuda.set_stream(cuda.Stream(stream_id=stream_id)),
         "sleep": partial(_spin, accelerator),
         "hostMemoryStats": lambda: accelerator.pinned.nested(),
-        "memoryStats": lambda device: _nested(cuda.memory_stats()),
         "setMemoryFraction": lambda fraction, device: accelerator.allocator.limit(fraction),
         "getMemoryFraction": lambda device: accelerator.allocator.conf.per_process_memory_fraction or 1.0,
         "resetAccumulatedHostMemoryStats": lambda: accelerator.pinned.reset(peaks=False),
@@ -216,15 +214,6 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
         **{name: refusal(f"{name} of torch's C extension", out) for name, out in table["refused"].items()},
     }
     return {f"_cuda_{name}": function for name, function in made.items()}
-
-
-def _nested(flat: dict[str, int]) -> dict[str, Any]:
-    """Return counters with keys such as `active.all.peak` as dictionaries in dictionaries."""
-    found: dict[str, Any] = {}
-    for key, value in flat.items():
-        *path, last = key.split(".")
-        reduce(lambda inside, name: inside.setdefault(name, {}), path, found)[last] = value
-    return found
 
 
 _NUMBERS = attrgetter("stream_id", "device_index", "device_type")

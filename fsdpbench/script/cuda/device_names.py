@@ -45,11 +45,7 @@ TAKES_DEVICE = "_takes_device"
 _INDEX = re.compile(r"\d+")
 _LIKE = ("empty_like", "full_like", "ones_like", "zeros_like", "rand_like", "randn_like", "randint_like")
 _METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor")
-_LEGACY_DTYPES = {
-    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32,
-    "ShortTensor": torch.int16, "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
-}  # fmt: skip
+_LEGACY_DTYPES = {name: kind.dtype for name, kind in vars(torch.cuda).items() if name.endswith("Tensor")}
 # Makes devices of strings in C, whatever the constructor of `torch.device` is.
 _parse_to: Callable[..., Any] = parse_to
 
@@ -72,7 +68,9 @@ def map_device_names(replacements: Replacements, local_rank: int, on_host: bool 
     replace(torch.cuda, **legacy)
     replacements.wrap(torch, "set_default_tensor_type", passing_to(_set_default_tensor_type))
     replacements.wrap(torch, "from_dlpack", passing_to(_through_dlpack))
-    replacements.wrap(torch, "to_dlpack", passing_to(_to_dlpack))
+    replacements.wrap(torch, "to_dlpack", lambda original: lambda tensor: (  # the memory, not a capsule
+        tensor.detach() if is_on_device(tensor) else original(tensor)
+    ))  # fmt: skip
     _change_tensor_methods()
 
 
@@ -210,11 +208,6 @@ def _through_dlpack(function: Callable[..., Any], ext_tensor: Any, *args: Any, *
     return function(ext_tensor, *args, **kwargs)
 
 
-def _to_dlpack(function: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call `to_dlpack`: it returns a tensor of the memory instead of a capsule; `from_dlpack` takes it."""
-    return tensor.detach() if is_on_device(tensor) else function(tensor, *args, **kwargs)
-
-
 def _change_tensor_methods() -> None:
     tensor_type: Any = torch.Tensor
     for name in _METHODS:
@@ -225,13 +218,21 @@ def _change_tensor_methods() -> None:
         cuda=passing_to(_tensor_to_device)(tensor_type.cuda),
         type=_type_method(tensor_type.type),
         is_cuda=property(is_on_device),
-        get_device=passing_to(_get_device)(tensor_type.get_device),
+        get_device=passing_to(
+            lambda get, self: torch.cuda.current_device() if is_on_device(self) else get(self)
+        )(tensor_type.get_device),
         numpy=passing_to(_numpy)(tensor_type.numpy),
-        __dlpack_device__=passing_to(_dlpack_device)(tensor_type.__dlpack_device__),
+        __dlpack_device__=passing_to(  # NumPy refuses CUDA's tensors
+            lambda get, self: (DLDeviceType.kDLCUDA, 0) if is_on_device(self) else get(self)
+        )(tensor_type.__dlpack_device__),
     )
     for storage_type in (torch.UntypedStorage, torch.storage.TypedStorage):
         replace(
-            storage_type, is_cuda=property(lambda self: is_simulated(self.device)), cuda=_storage_to_device
+            storage_type,
+            is_cuda=property(lambda self: is_simulated(self.device)),
+            cuda=lambda self, device=None, **how: self.to(
+                device=own_device(CUDA if device is None else device), **how
+            ),
         )
 
 
@@ -249,26 +250,11 @@ def _tensor_to_device(
     return self.to(target, non_blocking=non_blocking, memory_format=memory_format)
 
 
-def _get_device(original: Callable[..., Any], self: torch.Tensor) -> int:
-    """Call `Tensor.get_device`: it returns the script's index of the device."""
-    return torch.cuda.current_device() if is_on_device(self) else original(self)
-
-
 def _numpy(original: Callable[..., Any], self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Call `Tensor.numpy`, which refuses the device's tensors and names their device in C."""
     if is_on_device(self):
         raise TypeError(error_text("device_names.to_numpy", self.device))
     return original(self, *args, **kwargs)
-
-
-def _dlpack_device(original: Callable[..., Any], self: torch.Tensor) -> Any:
-    """Call `Tensor.__dlpack_device__`: it says CUDA, so that NumPy refuses the tensor."""
-    return (DLDeviceType.kDLCUDA, 0) if is_on_device(self) else original(self)
-
-
-def _storage_to_device(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-    """Copy a storage to the device; in the place of `UntypedStorage.cuda` and `TypedStorage.cuda`."""
-    return self.to(device=own_device(CUDA if device is None else device), non_blocking=non_blocking)
 
 
 def _type_method(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -301,22 +287,18 @@ class _LegacyType(type):
 
 def _legacy_dtype(kind: Any) -> torch.dtype | None:
     """Return the dtype of `torch.cuda.FloatTensor` or of such a name; None for everything else."""
-    if isinstance(kind, str) and kind.startswith(_PREFIX):
-        if kind.removeprefix(_PREFIX) not in _LEGACY_DTYPES:
-            raise ValueError(f"{kind} is not a tensor type; use tensor.to(device, dtype)")
-        return _LEGACY_DTYPES[kind.removeprefix(_PREFIX)]
-    return kind.dtype if isinstance(kind, _LegacyType) else None
+    named = isinstance(kind, str) and kind.startswith(_PREFIX)
+    if named and kind.removeprefix(_PREFIX) not in _LEGACY_DTYPES:
+        raise ValueError(f"{kind} is not a tensor type; use tensor.to(device, dtype)")
+    found: Any = getattr(torch.cuda, kind.removeprefix(_PREFIX)) if named else kind
+    return found.dtype if isinstance(found, _LegacyType) else None
 
 
 def _set_default_tensor_type(original: Callable[..., None], kind: Any) -> None:
     """Call `set_default_tensor_type`: a type of CUDA's sets the default dtype and device."""
     dtype = _legacy_dtype(kind)
-    if dtype is None:
-        torch.set_default_device(None)
-        original(kind)
-    else:
-        torch.set_default_dtype(dtype)
-        torch.set_default_device(CUDA)
+    torch.set_default_device(None if dtype is None else CUDA)
+    original(kind) if dtype is None else torch.set_default_dtype(dtype)
 
 
 class Generator(torch.Generator):

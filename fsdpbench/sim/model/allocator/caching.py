@@ -19,8 +19,7 @@ from typing import Any
 
 from fsdpbench.base.errors import error_text
 from fsdpbench.sim.model.allocator.conf import UNLIMITED, AllocatorConf, AllocatorCosts
-from fsdpbench.sim.model.allocator.driver import DeviceMemory
-from fsdpbench.sim.model.allocator.expandable import ExpandableSegments
+from fsdpbench.sim.model.allocator.expandable import DeviceMemory, ExpandableSegments
 from fsdpbench.sim.model.allocator.pools import (
     MIN_BLOCK,
     SMALL_SIZE,

@@ -45,7 +45,7 @@ from fsdpbench.sim.torch_device.tensors import Chosen, Listed, Share, is_on_devi
 
 _SMALL = 1 << 16
 """Elements of the host that are filled with placeholders; larger tensors are only marked."""
-_LIKE = table_beside(__file__, "names.toml")["special_operators"]["like"]
+LIKE = table_beside(__file__, "names.toml")["special_operators"]["like"]
 Kernel = Callable[..., Any]
 _COUNT_BYTES = 8
 _INDEX = torch.int64
@@ -67,7 +67,9 @@ def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **
 def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor:
     """Run `nonzero`, also of `torch.where(mask)`: the CPU waits for a count, then positions are written."""
     rows, filled = rows_of(mask), known_of(mask)
-    if rows is None and filled is not None and current_graph_task_id() != -1:  # torch's own backward of `prod`
+    if (
+        rows is None and filled is not None and current_graph_task_id() != -1
+    ):  # torch's own backward of `prod`
         rows = mask.numel() * bool(filled.value)
     if rows is None:
         raise data_dependent(operator)
@@ -475,46 +477,25 @@ def _repeated(
     return result
 
 
-def _convolution(
-    operator: Any, by_shape: Kernel, x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any
-) -> torch.Tensor:
-    """Run `convolution`: with channels last, if cuDNN would choose it."""
-    return _as_cudnn(by_shape(x, weight, *args, **kwargs), x, weight)
-
-
-def _convolution_backward(
-    operator: Any, by_shape: Kernel, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *args: Any
-) -> tuple[torch.Tensor | None, ...]:
-    """Run `convolution_backward`: gradients have the format of the convolution."""
-    *of_both, of_bias = by_shape(grad, x, weight, *args)
-    return *(_as_cudnn(each, x, weight) for each in of_both), of_bias
-
-
-def _as_cudnn(made: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:
-    """Give a new tensor the format that cuDNN chooses by a convolution's input and weight."""
+def _convolution(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
+    """Run a convolution or its gradients: with channels last, if cuDNN chooses them by input and weight."""
+    backward, made = "backward" in operator._schema.name, by_shape(*args, **kwargs)
+    x, weight = args[backward : backward + 2]
     format_ = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
-    if made is None or format_ is None or weight.dtype is torch.float64:
+    is_last = [(each.stride(1), each.stride(-1)) == (1, each.shape[1]) for each in (x, weight)]
+    if format_ is None or weight.dtype is torch.float64 or not any(is_last):
         return made
-    if not any(
-        each.stride(1) == 1
-        and each.stride(-1) == each.shape[1]
-        and each.is_contiguous(memory_format=format_)
-        for each in (x, weight)
-    ):
-        return made
-    strides = torch.empty(made.shape, device="meta", memory_format=format_).stride()
-    return tensors.set_geometry(made, made.untyped_storage(), 0, made.shape, strides)
-
-
-def _group_norm(operator: Any, by_shape: Kernel, x: torch.Tensor, *args: Any) -> Any:
-    """Run `native_group_norm`, whose kernel of CUDA takes no other format."""
-    return by_shape(x.contiguous(), *args)
+    for each in filter(None.__ne__, made[:2] if backward else [made]):
+        strides = torch.empty(each.shape, device="meta", memory_format=format_).stride()
+        tensors.set_geometry(each, each.untyped_storage(), 0, each.shape, strides)
+    return made
 
 
 SPECIAL_OPERATORS: dict[str, Kernel] = {
-    "convolution": _convolution, "convolution_backward": _convolution_backward,
-    "native_group_norm": _group_norm,
-    **dict.fromkeys(_LIKE, _like), "_local_scalar_dense": _item, "equal": _equal, "allclose": _equal,
+    **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
+    # CUDA's kernel takes no other format.
+    "native_group_norm": lambda operator, by_shape, x, *args: by_shape(x.contiguous(), *args),
+    **dict.fromkeys(LIKE, _like), "_local_scalar_dense": _item, "equal": _equal, "allclose": _equal,
     "_is_all_true": _all_valid, "_to_copy": _to_copy, "copy_": _copy, "_copy_from": _copy,
     "_foreach_copy_": _foreach_copy, "set_": _set, "resize_": _resize, "record_stream": _record_stream,
     **dict.fromkeys(("fill_", "full", "scalar_tensor", *_OF_NAME), _filled),

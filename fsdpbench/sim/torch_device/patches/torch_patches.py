@@ -23,7 +23,7 @@ of modules are recorded where a simulated trace runs; spans never cost simulated
 `autograd._engine_run_backward`                  nodes run on the streams of forward (`backward_streams.py`)
 `torch.autocast.__exit__`                       ends the life of the casts that autocast keeps
 DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that are not there
-DDP's constructor                               refuses by name what its C++ cannot do here; notes the stream
+DDP's constructor                               finds unused parameters, as its C++ cannot; notes the stream
 DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
                                                 one-dimensional meshes, where it is skipped
 DTensor's `propagate_op_sharding`, random state see `dtensor.py`
@@ -40,7 +40,6 @@ DCP's `_validate_global_plan`                   every rank's plan is this one's,
 import dataclasses
 import functools
 import inspect
-import types
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -48,18 +47,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fsdpbench.base.torch_internals import (
-    RecordFunctionFast,
-    expect,
-    patch,
-    profiler_enabled,
-    queue_callback,
-    replace,
-)
+from fsdpbench.base.torch_internals import RecordFunctionFast, expect, patch, profiler_enabled, replace
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
+from fsdpbench.sim.torch_device.backward_streams import reaching_unused
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.stages import StageCalls
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
@@ -71,7 +63,7 @@ from fsdpbench.sim.torch_device.patches.dtensor import (
     install_random_state,
     install_sharding_shortcut,
 )
-from fsdpbench.sim.torch_device.patches.dynamo import passing_to, stand_in_for_dynamo
+from fsdpbench.sim.torch_device.patches.dynamo import as_function, passing_to, stand_in_for_dynamo
 from fsdpbench.sim.torch_device.patches.host_access import install_host_access, install_two_sided_parameters
 from fsdpbench.sim.torch_device.strict.words import error_text
 
@@ -177,8 +169,6 @@ def apply_patches(accelerator: Accelerator) -> None:
     _patch_copies_of_storages(accelerator)
     _patch_contents_of_storages()
     _patch_tensors()
-    replace(torch, istft=passing_to(_of_healthy_windows)(torch.istft))
-    replace(torch, ctc_loss=passing_to(_by_lengths)(torch.ctc_loss))
     install_two_sided_parameters()
     install_host_access(accelerator)
     install_module_calls(accelerator)
@@ -276,9 +266,6 @@ def _patch_contents_of_storages() -> None:
         record = tensors.record_of(self)
         return original_repr(self) if record is None else f"[sim storage of {record.nbytes} bytes]"
 
-    def write(original: Callable[..., None], self: torch.UntypedStorage, *args: Any) -> None:
-        original(self if tensors.record_of(self) is None else self.cpu(), *args)
-
     def read(original: Callable[..., Any], self: torch.UntypedStorage, *args: Any) -> Any:
         if tensors.record_of(self) is None:
             return original(self, *args)
@@ -287,7 +274,7 @@ def _patch_contents_of_storages() -> None:
         return self.copy_(host)
 
     replace(storage_type, copy_=copy_, __repr__=represent)
-    patch("write_storage", passing_to(write))  # as pickle does
+    patch("write_storage", passing_to(lambda original, self, *args: original(self.cpu(), *args)))
     patch("read_storage", passing_to(read))
 
 
@@ -329,23 +316,6 @@ def _patch_tensors() -> None:
     replace(tensor_type, data_ptr=data_ptr, __repr__=represent, __deepcopy__=deepcopy)
 
 
-def _of_healthy_windows(istft: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Call `istft`: that windows overlap, which C++ reads from the device, is let pass."""
-    ACCELERATOR.trusts_windows = True
-    try:
-        return istft(*args, **kwargs)
-    finally:
-        ACCELERATOR.trusts_windows = False
-
-
-def _by_lengths(
-    ctc_loss: Callable[..., torch.Tensor], scores: Any, targets: Any, *given: Any, **kwargs: Any
-) -> torch.Tensor:
-    """Call `ctc_loss` with lengths as lists: under a mode, torch would use tensors of the host in kernels."""
-    lists = [each.tolist() if isinstance(each, torch.Tensor) else each for each in given]
-    return ctc_loss(scores, targets, *lists, **kwargs)
-
-
 def _patch_profiler() -> None:
     span = torch.autograd.profiler.record_function
     enter, leave = make_span_methods(span)
@@ -361,19 +331,6 @@ def _patch_accelerator() -> None:
     )  # fmt: skip
     replace(torch.accelerator, **{name: as_function(getattr(module, name)) for name in names})
     replace(torch.accelerator, get_memory_info=as_function(module.mem_get_info))
-
-
-def as_function(found: Any) -> Any:
-    """Return a method as a function of its own, as torch has there: Dynamo looks functions up by identity,
-    and its table must hold no two equal ones."""
-    if not isinstance(found, types.MethodType):
-        return found
-
-    @functools.wraps(found)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return found(*args, **kwargs)
-
-    return call
 
 
 def _patch_backward(accelerator: Accelerator) -> None:
@@ -401,7 +358,10 @@ def _patch_autocast() -> None:
 
 
 def _patch_distributed(accelerator: Accelerator) -> None:
-    patch("verify_param_shape_across_processes", passing_to(_with_ranks_that_are_there))
+    # DDP's comparison of shapes among ranks, which are not there.
+    patch("verify_param_shape_across_processes", lambda original: lambda group, *args: (
+        None if isinstance(group, SimProcessGroup) else original(group, *args)
+    ))  # fmt: skip
     ddp = torch.nn.parallel.DistributedDataParallel
     join_hook, by_all = ddp.join_hook, {"divide_by_initial_world_size": True}
     replace(ddp, __init__=_without_graphs(ddp.__init__, accelerator))
@@ -414,13 +374,6 @@ def _patch_distributed(accelerator: Accelerator) -> None:
     patch("chunk_with_empty", passing_to(cut_when_asked))
     install_sharding_shortcut()
     install_random_state()
-
-
-def _with_ranks_that_are_there(
-    original: Callable[..., Any], process_group: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Call DDP's comparison of shapes among ranks."""
-    return None if isinstance(process_group, SimProcessGroup) else original(process_group, *args, **kwargs)
 
 
 def _without_graphs(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
@@ -438,60 +391,9 @@ def _without_graphs(init: Callable[..., None], accelerator: Accelerator) -> Call
         accelerator.backward.keep_accumulators(filter(tensors.is_on_device, module.parameters()))
         self.find_unused_parameters = "find_unused_parameters" in asked  # results go through a node of torch
         if asked:
-            self.register_forward_hook(_UnusedParameters("static_graph" in asked))
+            self.register_forward_hook(reaching_unused("static_graph" in asked))
 
     return construct
-
-
-class _UnusedParameters:
-    """The hook of a DDP model whose results may not depend on all parameters."""
-
-    def __init__(self, are_static: bool) -> None:
-        self._are_static = are_static
-        self._found: list[torch.Tensor] | None = None
-
-    def __call__(self, model: Any, args: Any, output: Any) -> Any:
-        """Let backward reach the unused parameters from each tensor of the output."""
-        if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and model.require_backward_grad_sync):
-            return output
-        if self._found is None or not self._are_static:
-            used = _leaves([leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)])
-            self._found = [each for each in model.module.parameters() if each.requires_grad and id(each) not in used]
-        reach = partial(_Reaching.apply, [each for each in self._found if each.grad is None])
-        return tree_map_only(
-            torch.Tensor, lambda leaf: reach(leaf, *self._found) if leaf.requires_grad else leaf, output
-        )
-
-
-def _leaves(nodes: list[Any]) -> set[int]:
-    """Return the identities of the parameters that these nodes of a graph depend on."""
-    seen, found = set(nodes), set()
-    while nodes:
-        node = nodes.pop()
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        new = {each for each, _ in getattr(node, "next_functions", ())} - seen
-        seen |= new
-        nodes += new
-    return found
-
-
-class _Reaching(torch.autograd.Function):
-    """A view of a result, whose backward also reaches parameters: these get no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, fresh: list[Any], result: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.fresh, ctx.count = fresh, len(parameters)
-        return result.view_as(result)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        def forget() -> None:
-            for parameter in ctx.fresh:
-                parameter.grad = None  # DDP's C++ has set zeros
-
-        queue_callback(lambda: queue_callback(forget))  # behind the one of DDP's C++, queued meanwhile
-        return None, gradient, *[None] * ctx.count
 
 
 def _replace_collectives_of_objects() -> None:
