@@ -28,9 +28,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fsdpbench.base.torch_internals import current_autograd_node, get_sequence_nr, queue_callback
+from fsdpbench.base.torch_internals import (
+    current_autograd_node,
+    get_sequence_nr,
+    queue_callback,
+    tree_leaves,
+    tree_map_only,
+)
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Marker, Timeline
 
 
