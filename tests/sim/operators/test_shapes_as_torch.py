@@ -152,7 +152,7 @@ def samples(own_only: bool) -> Iterator[tuple[str, Any, Any]]:
             continue
         dtype = torch.float32 if torch.float32 in info.dtypes else sorted(info.dtypes, key=str)[0]
         torch.manual_seed(0)
-        for sample in itertools.islice(info.sample_inputs("cpu", dtype), 25):
+        for sample in itertools.islice(info.sample_inputs("cpu", dtype), 10):
             yield f"{info.name}.{info.variant_test_name}", info.op, sample
 
 
@@ -210,7 +210,7 @@ def test_operators_with_a_kernel_of_their_own() -> None:
     count, differing, refused = compared(own_only=True)
     assert not differing, differing
     assert not refused
-    assert count > 300
+    assert count > 150
 
 
 @pytest.mark.campaign
@@ -221,7 +221,7 @@ def test_all_of_torchs_operators() -> None:
     count, differing, refused = compared(own_only=False)
     assert not differing, differing
     assert not refused
-    assert count > 6000
+    assert count > 2500
 
 
 @pytest.mark.parametrize("of_input", [False, True])
