@@ -19,8 +19,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 pytestmark = pytest.mark.simulated
 
-NOT_AS_CPU = {"native_batch_norm", "_native_batch_norm_legit", "bincount", "nn.functional.one_hot"}
-"""The CPU leaves statistics of evaluation empty; `bincount` and `one_hot` have as many bins as values say."""
+NOT_AS_CPU = {
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "bincount",
+    "nn.functional.one_hot",
+    "linalg.lstsq",
+}
+"""The CPU leaves statistics of evaluation empty, and has other drivers of least squares; `bincount` and `one_hot` have as many bins as values say."""
 
 REFUSED = {
     *("combinations", "masked_select", "__getitem__", "unique", "unique_consecutive", "nonzero", "argwhere"),
@@ -271,3 +277,14 @@ def test_quantisation_that_is_pretended(per_channel: bool) -> None:
         learned = torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero, -128, 127, 1.0)
     found = torch.autograd.grad((fixed + learned).sum(), [x, scale, zero])
     assert [each.shape for each in found] == [(4, 6), (count,), (count,)]
+
+
+def test_least_squares_as_cuda_s_driver() -> None:
+    from device_training import start
+
+    start()
+    a, b = torch.zeros(4, 6, 2, device="sim", requires_grad=True), torch.zeros(4, 6, 3, device="sim")
+    found = torch.linalg.lstsq(a, b)
+    assert [each.shape for each in found] == [(4, 2, 3), (4, 3), (0,), (0,)]
+    assert torch.autograd.grad(found.solution.sum(), a)[0].shape == a.shape
+    assert torch.linalg.lstsq(a, b[..., 0]).solution.shape == (4, 2)
