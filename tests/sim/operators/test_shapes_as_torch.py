@@ -26,7 +26,8 @@ NOT_AS_CPU = {
     "nn.functional.one_hot",
     "linalg.lstsq",
 }
-"""The CPU leaves statistics of evaluation empty, and has other drivers of least squares; `bincount` and `one_hot` have as many bins as values say."""
+"""The CPU leaves statistics of evaluation empty, and has other drivers of least squares; `bincount` and
+`one_hot` have as many bins as values say."""
 
 REFUSED = {
     *("combinations", "masked_select", "__getitem__", "unique", "unique_consecutive", "nonzero", "argwhere"),
