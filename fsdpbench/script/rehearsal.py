@@ -28,7 +28,6 @@ from fsdpbench.script.cuda.distributed import map_distributed
 from fsdpbench.script.cuda.profiling import ProfilerRequests, SimulatedProfile
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.model.allocator import AllocatorConf
 from fsdpbench.sim.model.profile import load_profile
 
 _USERS = ("engine", "systems", "workloads", "lab.calibrate")
@@ -54,7 +53,6 @@ def rehearse_where_asked(placement: Placement, gpus_per_node: int, *, host_clock
     _Recording.simulation, _Recording.requests = simulation, ProfilerRequests()
     replacements.add(torch.profiler.profile, _Recording)
     _map_out_of_memory(simulation)
-    _map_memory_limit(simulation)
     replace(torch.cuda, device_count=lambda: asked.gpus)
     replacements.apply(also=tuple(f"fsdpbench.{name}." for name in _USERS))
     if host_clock:
@@ -112,18 +110,3 @@ def _map_out_of_memory(simulation: Simulation) -> None:
         simulation.accelerator.on_out_of_memory = report
 
     replace(device, cuda_attach_out_of_memory_observer=attach)
-
-
-def _map_memory_limit(simulation: Simulation) -> None:
-    """Map `set_per_process_memory_fraction`: the device begins again with less memory."""
-
-    def limit(fraction: float, device: Any = None) -> None:
-        Simulation.start(
-            simulation.profile,
-            simulation.world_size,
-            simulation.gpus_per_node,
-            rank=simulation.rank,
-            allocator_conf=AllocatorConf(per_process_memory_fraction=fraction),
-        )
-
-    replace(torch.cuda, set_per_process_memory_fraction=limit)

@@ -12,7 +12,7 @@ import torch
 
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.torch_internals import inductor_common, inductor_torch_key
-from fsdpbench.sim.torch_device.compile.plan_cache import of_compiler
+from fsdpbench.sim.torch_device.compile.plan import of_compiler
 from fsdpbench.sim.torch_device.patches.dynamo import use_real_dynamo
 
 _NEEDED = ("fsdpbench.sim.torch_device.compile.front_end", "fsdpbench.sim.torch_device.compile.lowering")

@@ -28,7 +28,7 @@ from fsdpbench.script.cuda.device_names import Generator
 from fsdpbench.script.cuda.refusals import refusal
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.operators.plans import Plan, carry_out
-from fsdpbench.sim.torch_device.patches.torch_patches import as_function
+from fsdpbench.sim.torch_device.patches.dynamo import as_function
 from fsdpbench.sim.torch_device.prices import OperatorCost
 
 _SUBMODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
@@ -90,7 +90,13 @@ def _map_submodules(accelerator: Accelerator) -> None:
     patch("cuda_nvtx", _taking_its_place(_Ranges(accelerator)))
     replace(torch.cuda.profiler, **dict.fromkeys(("start", "stop"), lambda: None))
     replace(torch.version, cuda=_CUDA_VERSION)
-    replace(torch.backends.cuda, is_flash_attention_available=lambda: True)
+    linalg = torch.backends.cuda.preferred_linalg_library
+    replace(
+        torch.backends.cuda, is_flash_attention_available=lambda: True,
+        preferred_linalg_library=lambda backend=None: linalg(),
+        cufft_plan_cache=types.SimpleNamespace(size=0, max_size=4096, clear=lambda: None),
+    )  # fmt: skip
+    replace(torch.backends.cudnn, is_available=lambda: True, version=lambda: 91002)
     replace(
         torch.accelerator, is_available=lambda: True, device_count=torch.cuda.device_count,
         current_device_index=torch.cuda.current_device, set_device_index=torch.cuda.set_device,
@@ -193,6 +199,8 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
         "setStream": lambda stream_id, **_: cuda.set_stream(cuda.Stream(stream_id=stream_id)),
         "sleep": partial(_spin, accelerator),
         "hostMemoryStats": lambda: accelerator.pinned.nested(),
+        "setMemoryFraction": lambda fraction, device: accelerator.allocator.limit(fraction),
+        "getMemoryFraction": lambda device: accelerator.allocator.conf.per_process_memory_fraction or 1.0,
         "resetAccumulatedHostMemoryStats": lambda: accelerator.pinned.reset(peaks=False),
         "resetPeakHostMemoryStats": lambda: accelerator.pinned.reset(peaks=True),
         **{

@@ -39,16 +39,13 @@ from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, pin, same_memory
 
 CUDA = "cuda"
+_PREFIX = "torch.cuda."
 TAKES_DEVICE = "_takes_device"
 """The mark of wrappers that resolve the keyword `device`, and do nothing else in a compiled graph."""
 _INDEX = re.compile(r"\d+")
 _LIKE = ("empty_like", "full_like", "ones_like", "zeros_like", "rand_like", "randn_like", "randint_like")
 _METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor")
-_LEGACY_DTYPES = {
-    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32,
-    "ShortTensor": torch.int16, "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
-}  # fmt: skip
+_LEGACY_DTYPES = {name: kind.dtype for name, kind in vars(torch.cuda).items() if name.endswith("Tensor")}
 # Makes devices of strings in C, whatever the constructor of `torch.device` is.
 _parse_to: Callable[..., Any] = parse_to
 
@@ -67,8 +64,13 @@ def map_device_names(replacements: Replacements, local_rank: int, on_host: bool 
         replacements.wrap(torch, name, _taking_device)
     replacements.add(parse_to, _taking_device_first(parse_to))
     replacements.add(torch.Generator, Generator)
+    legacy: Any = {name: _LegacyType(name, (), {"dtype": dtype}) for name, dtype in _LEGACY_DTYPES.items()}
+    replace(torch.cuda, **legacy)
+    replacements.wrap(torch, "set_default_tensor_type", passing_to(_set_default_tensor_type))
     replacements.wrap(torch, "from_dlpack", passing_to(_through_dlpack))
-    replacements.wrap(torch, "to_dlpack", passing_to(_to_dlpack))
+    replacements.wrap(torch, "to_dlpack", lambda original: lambda tensor: (  # the memory, not a capsule
+        tensor.detach() if is_on_device(tensor) else original(tensor)
+    ))  # fmt: skip
     _change_tensor_methods()
 
 
@@ -206,11 +208,6 @@ def _through_dlpack(function: Callable[..., Any], ext_tensor: Any, *args: Any, *
     return function(ext_tensor, *args, **kwargs)
 
 
-def _to_dlpack(function: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call `to_dlpack`: it returns a tensor of the memory instead of a capsule; `from_dlpack` takes it."""
-    return tensor.detach() if is_on_device(tensor) else function(tensor, *args, **kwargs)
-
-
 def _change_tensor_methods() -> None:
     tensor_type: Any = torch.Tensor
     for name in _METHODS:
@@ -221,13 +218,21 @@ def _change_tensor_methods() -> None:
         cuda=passing_to(_tensor_to_device)(tensor_type.cuda),
         type=_type_method(tensor_type.type),
         is_cuda=property(is_on_device),
-        get_device=passing_to(_get_device)(tensor_type.get_device),
+        get_device=passing_to(
+            lambda get, self: torch.cuda.current_device() if is_on_device(self) else get(self)
+        )(tensor_type.get_device),
         numpy=passing_to(_numpy)(tensor_type.numpy),
-        __dlpack_device__=passing_to(_dlpack_device)(tensor_type.__dlpack_device__),
+        __dlpack_device__=passing_to(  # NumPy refuses CUDA's tensors
+            lambda get, self: (DLDeviceType.kDLCUDA, 0) if is_on_device(self) else get(self)
+        )(tensor_type.__dlpack_device__),
     )
     for storage_type in (torch.UntypedStorage, torch.storage.TypedStorage):
         replace(
-            storage_type, is_cuda=property(lambda self: is_simulated(self.device)), cuda=_storage_to_device
+            storage_type,
+            is_cuda=property(lambda self: is_simulated(self.device)),
+            cuda=lambda self, device=None, **how: self.to(
+                device=own_device(CUDA if device is None else device), **how
+            ),
         )
 
 
@@ -245,11 +250,6 @@ def _tensor_to_device(
     return self.to(target, non_blocking=non_blocking, memory_format=memory_format)
 
 
-def _get_device(original: Callable[..., Any], self: torch.Tensor) -> int:
-    """Call `Tensor.get_device`: it returns the script's index of the device."""
-    return torch.cuda.current_device() if is_on_device(self) else original(self)
-
-
 def _numpy(original: Callable[..., Any], self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Call `Tensor.numpy`, which refuses the device's tensors and names their device in C."""
     if is_on_device(self):
@@ -257,31 +257,48 @@ def _numpy(original: Callable[..., Any], self: torch.Tensor, *args: Any, **kwarg
     return original(self, *args, **kwargs)
 
 
-def _dlpack_device(original: Callable[..., Any], self: torch.Tensor) -> Any:
-    """Call `Tensor.__dlpack_device__`: it says CUDA, so that NumPy refuses the tensor."""
-    return (DLDeviceType.kDLCUDA, 0) if is_on_device(self) else original(self)
-
-
-def _storage_to_device(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-    """Copy a storage to the device; in the place of `UntypedStorage.cuda` and `TypedStorage.cuda`."""
-    return self.to(device=own_device(CUDA if device is None else device), non_blocking=non_blocking)
-
-
 def _type_method(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `Tensor.type`, which takes and returns names like "torch.cuda.FloatTensor"."""
-    prefix = "torch.cuda."
 
     @functools.wraps(original)
     def call(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        if isinstance(dtype, str) and dtype.startswith(prefix):
-            named = _LEGACY_DTYPES.get(dtype.removeprefix(prefix))
-            if named is None:
-                raise ValueError(f"{dtype} is not a tensor type; use tensor.to(device, dtype)")
+        named = _legacy_dtype(dtype)
+        if named is not None:
             return self.to(own_device(CUDA), named, non_blocking=non_blocking)
         found = original(self, dtype, non_blocking, **kwargs) if dtype is not None else original(self)
-        return found.replace(f"torch.{DEVICE_TYPE}.", prefix) if isinstance(found, str) else found
+        return found.replace(f"torch.{DEVICE_TYPE}.", _PREFIX) if isinstance(found, str) else found
 
     return call
+
+
+class _LegacyType(type):
+    """The type of `torch.cuda.FloatTensor` and its like, which make tensors and recognise them."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *given: Any, device: Any = None) -> torch.Tensor:
+        if len(given) == 1 and not isinstance(given[0], int | torch.Size):
+            return torch.as_tensor(given[0], dtype=cls.dtype, device=torch.device(CUDA))
+        return torch.empty(*given or (0,), dtype=cls.dtype, device=torch.device(CUDA))
+
+    def __instancecheck__(cls, tensor: Any) -> bool:
+        return isinstance(tensor, torch.Tensor) and is_on_device(tensor) and tensor.dtype is cls.dtype
+
+
+def _legacy_dtype(kind: Any) -> torch.dtype | None:
+    """Return the dtype of `torch.cuda.FloatTensor` or of such a name; None for everything else."""
+    named = isinstance(kind, str) and kind.startswith(_PREFIX)
+    if named and kind.removeprefix(_PREFIX) not in _LEGACY_DTYPES:
+        raise ValueError(f"{kind} is not a tensor type; use tensor.to(device, dtype)")
+    found: Any = getattr(torch.cuda, kind.removeprefix(_PREFIX)) if named else kind
+    return found.dtype if isinstance(found, _LegacyType) else None
+
+
+def _set_default_tensor_type(original: Callable[..., None], kind: Any) -> None:
+    """Call `set_default_tensor_type`: a type of CUDA's sets the default dtype and device."""
+    dtype = _legacy_dtype(kind)
+    torch.set_default_device(None if dtype is None else CUDA)
+    original(kind) if dtype is None else torch.set_default_dtype(dtype)
 
 
 class Generator(torch.Generator):

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.followers.sanitizer.findings import frames
 from fsdpbench.sim.followers.sanitizer.shadow import Stacks
 from fsdpbench.sim.model.allocator.types import Block
@@ -149,17 +150,7 @@ class GraphSession:
 
 Entry = tuple[Any, ...]
 
-_ASKED_BY = {
-    "_item": ".item()",
-    "_equal": "torch.equal or allclose",
-    **dict.fromkeys(("_to_copy", "_copy"), "a copy between host and device that the CPU waits for"),
-    "Event.synchronize": "Event.synchronize()",
-    "Event.query": "Event.query()",
-    "Stream.synchronize": "Stream.synchronize()",
-    "Stream.query": "Stream.query()",
-    "CollectiveWork.wait": "a barrier",
-    "CollectiveWork.is_completed": "Work.is_completed()",
-}
+_ASKED_BY = table_beside(__file__, "names.toml")["asked_by"]
 _SYNCHRONISES = "a synchronisation"
 
 

@@ -53,6 +53,7 @@ class Accelerator:
     `known_values` counts storages with known values, `follows_numbers` says whether values from the host are
     kept. `on_value(operation, answer, is_true)` observes values that Python reads. `copied_to_host`: whether
     tensors of the host hold data without values. `host_kind`: the type by which a script follows those.
+    `trusts_windows`: inside `istft`, which asks whether its windows overlap too little.
 
     `graph_pool`: while a captured graph runs, the stream whose memory is its private pool. `shared_plans`:
     plans of other processes; outlives a run. `link`: to the ranks of other pipeline stages; None where these
@@ -90,6 +91,7 @@ class Accelerator:
         self.link: Link | None = None
         self.known_values = 0
         self.follows_numbers = False
+        self.trusts_windows = False
         self.copied_to_host = False
         self.host_kind: type[Tensor] | None = None
         self.on_value: Callable[[str, Any, bool], None] | None = None
@@ -109,6 +111,7 @@ class Accelerator:
         self.trace = self.graph_pool = self.flops = None
         self.on_out_of_memory = self.on_value = self.link = None
         self.follows_numbers = False
+        self.trusts_windows = False
         self.operators_launched = self.bytes_traced = self.between_nodes_ns = 0
         self.between_nodes_since = None
         self.python.forget()

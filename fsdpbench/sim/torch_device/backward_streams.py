@@ -29,7 +29,13 @@ from typing import Any, Protocol
 
 import torch
 
-from fsdpbench.base.torch_internals import current_autograd_node, get_sequence_nr, queue_callback
+from fsdpbench.base.torch_internals import (
+    current_autograd_node,
+    get_sequence_nr,
+    queue_callback,
+    tree_leaves,
+    tree_map_only,
+)
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Marker, Timeline
 
 
@@ -247,3 +253,48 @@ class BackwardStreams:
         if self._accelerator.stream != stream:
             self._accelerator.stream = stream
             self.note_switch(stream)
+
+
+def reaching_unused(are_static: bool) -> Callable[..., Any]:
+    """Return a hook of DDP models: backward reaches parameters that no result depends on, too."""
+    found: list[torch.Tensor] = []
+
+    def hook(model: Any, args: Any, output: Any) -> Any:
+        if torch.compiler.is_compiling() or not (
+            torch.is_grad_enabled() and model.require_backward_grad_sync
+        ):
+            return output
+        if not (found and are_static):
+            nodes = [leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+            seen = set(nodes)
+            for node in nodes:  # which grow
+                new = {each for each, _ in getattr(node, "next_functions", ())} - seen
+                seen |= new
+                nodes += new
+            used = {id(getattr(node, "variable", None)) for node in seen}
+            found[:] = [
+                each for each in model.module.parameters() if each.requires_grad and id(each) not in used
+            ]
+        return tree_map_only(
+            torch.Tensor, lambda leaf: _Reaching.apply(leaf, *found) if leaf.requires_grad else leaf, output
+        )
+
+    return hook
+
+
+class _Reaching(torch.autograd.Function):
+    """A view of a result, whose backward also reaches parameters: these get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.parameters, ctx.fresh = parameters, [each for each in parameters if each.grad is None]
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        def forget() -> None:
+            for parameter in ctx.fresh:
+                parameter.grad = None  # DDP's C++ has set zeros
+
+        queue_callback(lambda: queue_callback(forget))  # behind the one of DDP's C++, queued meanwhile
+        return gradient, *[None] * len(ctx.parameters)

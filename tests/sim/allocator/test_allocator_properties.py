@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpbench.sim.model.allocator import AllocatorConf, AllocatorCosts, CachingAllocator, SimOutOfMemoryError
-from fsdpbench.sim.model.allocator.driver import FIRST_ADDRESS
+from fsdpbench.sim.model.allocator.expandable import FIRST_ADDRESS
 
 KIB, MIB = 1 << 10, 1 << 20
 CAPACITY = 160 * MIB

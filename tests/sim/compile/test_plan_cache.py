@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.sim.torch_device.compile import CACHE_VARIABLE
-from fsdpbench.sim.torch_device.compile.plan_cache import choose_folder
+from fsdpbench.sim.torch_device.compile.plan import choose_folder
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -298,18 +299,29 @@ def test_cpu_offload_of_fsdp1_keeps_hooks_and_gradients_on_both_sides(use_orig_p
 
 
 @pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
-def test_flags_of_ddp_that_change_no_step_are_left_out(option: str) -> None:
+def test_ddp_s_unused_parameters_have_no_gradient(option: str) -> None:
     from device_training import start
 
     start()
-    layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).to("sim")
-    model = torch.nn.parallel.DistributedDataParallel(layers, **{option: True})
-    for _ in range(3):
-        model(torch.ones(2, 8, device="sim")).sum().backward()
-    model.module = layers[0]
-    model(torch.ones(2, 8, device="sim")).sum().backward()
-    with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
-        model(torch.ones(2, 8, device="sim"))
+    layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3)).to("sim")
+
+    class Routed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: torch.Tensor, route: int) -> dict[str, Any]:
+            return {"result": self.layers[route](x), "beside": [x.sum()]}
+
+    model = torch.nn.parallel.DistributedDataParallel(Routed(), **{option: True})
+    for route in (0, 0, 1) if option == "find_unused_parameters" else (0, 0):
+        model(torch.ones(2, 8, device="sim"), route)["result"].sum().backward()
+        assert [layer.weight.grad is not None for layer in layers] == [i == route for i in range(3)]
+        model.zero_grad()
+    if option == "static_graph":
+        model(torch.ones(2, 8, device="sim"), 1)["result"].sum().backward()
+        with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+            model(torch.ones(2, 8, device="sim"), 1)
 
 
 @pytest.mark.plain_cases("4")

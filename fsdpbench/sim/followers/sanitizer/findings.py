@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.followers.sanitizer.shadow import HOST, Operation, Stack
 from fsdpbench.sim.model.trace_recorder import trace_stream
 
@@ -222,14 +223,7 @@ _OURS = tuple(str(_PACKAGE_FOLDER / n) + os.sep for n in ("sim", "script", "devi
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(_PACKAGE_FOLDER.parent) + os.sep
 _MODULE = _TORCH + os.path.join("nn", "modules", "module.py")
-_MACHINERY = tuple(
-    _TORCH + name
-    for name in (
-        "_ops.py", "utils/_python_dispatch.py", "nn/modules/module.py", "utils/_contextlib.py", "_tensor.py",
-        "autograd/graph.py", "autograd/__init__.py", "_library/", "utils/_device.py", "_compile.py",
-        "_dynamo/",
-    )
-)  # fmt: skip
+_MACHINERY = tuple(_TORCH + name for name in table_beside(__file__, "findings.toml")["machinery"])
 _STARTERS = (os.sep + "runpy.py", os.sep + os.path.join("multiprocessing", "process.py"))
 """Frames below these are not the program's."""
 _MOST_FRAMES = 12

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fsdpbench.sim.torch_device.followed import Region, Runs, Use
+from fsdpbench.sim.torch_device.operators.special_operators import LIKE
 from fsdpbench.sim.torch_device.strict.words import UNDECLARED_WRITES, bind
 from fsdpbench.sim.torch_device.tensors import is_on_device
 
@@ -106,13 +107,7 @@ def _apart_by_residue(first: Region, second: Region) -> bool:
     return shift >= widths[0] and shift + widths[1] <= step
 
 
-_ONLY_SHAPES = frozenset(
-    "aten::" + name
-    for name in (
-        "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
-        "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
-    )
-)  # fmt: skip
+_ONLY_SHAPES = frozenset("aten::" + name for name in LIKE)
 
 
 def uses_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Use, ...]:

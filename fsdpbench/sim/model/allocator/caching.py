@@ -14,12 +14,12 @@ A port of the *behaviour* of CUDACachingAllocator (torch 2.11 to 2.13), written 
 
 from bisect import bisect_left
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from fsdpbench.base.errors import error_text
 from fsdpbench.sim.model.allocator.conf import UNLIMITED, AllocatorConf, AllocatorCosts
-from fsdpbench.sim.model.allocator.driver import DeviceMemory
-from fsdpbench.sim.model.allocator.expandable import ExpandableSegments
+from fsdpbench.sim.model.allocator.expandable import DeviceMemory, ExpandableSegments
 from fsdpbench.sim.model.allocator.pools import (
     MIN_BLOCK,
     SMALL_SIZE,
@@ -74,14 +74,20 @@ class CachingAllocator:
         self.active_blocks: dict[int, Block] = {}
         self.device = DeviceMemory(capacity_bytes, clock, self.costs)
         self.total_bytes = capacity_bytes if total_bytes is None else total_bytes
-        fraction = self.conf.per_process_memory_fraction
-        self._limit = UNLIMITED if fraction is None else int(self.total_bytes * fraction)
-        self._expandable = ExpandableSegments(self.device, self.stats, self._limit)
+        self._limit = UNLIMITED
+        self._expandable = ExpandableSegments(self.device, self.stats, UNLIMITED)
+        if self.conf.per_process_memory_fraction is not None:
+            self.limit(self.conf.per_process_memory_fraction)
         self._clock = clock
         # Events of freed blocks by stream, oldest first: (time at which the stream gets there, block)
         self._pending: dict[int, deque[tuple[StreamMoment, Block]]] = {}
         # Set: `note_peaks` must run before any counter falls (test_every_step_equals_the_brute_force).
         self._risen = False
+
+    def limit(self, fraction: float) -> None:
+        """Take at most this share of the device's memory from now on."""
+        self.conf = replace(self.conf, per_process_memory_fraction=fraction)
+        self._limit = self._expandable.limit_bytes = int(self.total_bytes * fraction)
 
     def malloc(self, nbytes: int, stream: int) -> Block:
         """Return a block of at least `nbytes` (0 counts as 1) for use on `stream`.

@@ -8,7 +8,7 @@
 - `pretended.py`: Inductor's questions to a GPU and to Triton, answered by the hardware profile.
 - `lowering.py`: makes a plan of a graph of the device, by Inductor's wrapper without its code.
 - `plan.py`: the fused kernels of one graph, their launch, and the functions that a wrapper calls.
-- `cuda_graphs.py`: plans that are captured (`mode="reduce-overhead"`). `plan_cache.py`: their folder.
+- `cuda_graphs.py`: plans that are captured (`mode="reduce-overhead"`). Their folder: `plan.py`.
 - `refusals.py`: graphs that cannot be simulated, and the report of graphs, breaks, kernels and bytes.
 
 Nothing here is imported before something compiles: Inductor's import takes seconds.

@@ -22,8 +22,7 @@ from fsdpbench.base.torch_internals import (
     trace_rules,
 )
 from fsdpbench.sim.torch_device.compile import refusals
-from fsdpbench.sim.torch_device.compile.plan import apart_from_the_run
-from fsdpbench.sim.torch_device.compile.plan_cache import check_code_on_disk, choose_folder
+from fsdpbench.sim.torch_device.compile.plan import apart_from_the_run, check_code_on_disk, choose_folder
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to, use_real_dynamo
 from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 

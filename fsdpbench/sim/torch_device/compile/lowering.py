@@ -26,8 +26,7 @@ from fsdpbench.base.torch_internals import (
     unset_fake_temporarily,
 )
 from fsdpbench.sim.torch_device.compile.cuda_graphs import why_not_captured
-from fsdpbench.sim.torch_device.compile.plan import Launch
-from fsdpbench.sim.torch_device.compile.plan_cache import of_compiler
+from fsdpbench.sim.torch_device.compile.plan import Launch, of_compiler
 from fsdpbench.sim.torch_device.compile.pretended import pretended_gpu, properties
 from fsdpbench.sim.torch_device.compile.refusals import refuse_graph, refused
 from fsdpbench.sim.torch_device.flops import of_attention, of_attention_backward

@@ -54,13 +54,6 @@ class CollectiveWork(Work):
         """Return whether the device has done it."""
         return self.marker is None or self._accelerator.timeline.has_passed(self.marker)
 
-    def is_success(self) -> bool:
-        """Return True: simulated collectives do not fail."""
-        return True
-
-    def exception(self) -> None:
-        """Return None: simulated collectives do not fail."""
-
     def result(self) -> list[torch.Tensor]:
         """Return the output tensors."""
         return self.results

@@ -14,7 +14,7 @@ from torch.distributed import Work
 
 from fsdpbench.base.torch_internals import Backend_plugins
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
-from fsdpbench.sim.torch_device.distributed import refusals
+from fsdpbench.sim.torch_device.distributed import communicator
 from fsdpbench.sim.torch_device.distributed.communicator import Collective, Communicator, total_bytes
 from fsdpbench.sim.torch_device.strict.words import error_text
 
@@ -28,12 +28,12 @@ class SimProcessGroup(Communicator):
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Gather equal shards into one tensor."""
-        refusals.refuse_gather(output, input, self._group_size)
+        communicator.refuse_gather(output, input, self._group_size)
         return self.call(Collective("all_gather", total_bytes(output), [input], [output], opts))
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Reduce a tensor and keep one shard."""
-        refusals.refuse_reduce_scatter(output, input, self._group_size)
+        communicator.refuse_reduce_scatter(output, input, self._group_size)
         return self.call(Collective("reduce_scatter", total_bytes(input), [input], [output], opts))
 
     # Names before torch 2.13.
@@ -46,12 +46,12 @@ class SimProcessGroup(Communicator):
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Copy tensors from one rank to all."""
-        refusals.refuse_root(opts, self._group_size, "broadcast")
+        communicator.refuse_root(opts, self._group_size, "broadcast")
         return self.call(Collective("broadcast", total_bytes(*tensors), tensors, tensors, opts))
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Reduce to one rank: half of an all-reduce."""
-        refusals.refuse_root(opts, self._group_size, "reduce")
+        communicator.refuse_root(opts, self._group_size, "reduce")
         return self.call(Collective("reduce_scatter", total_bytes(*tensors), tensors, tensors, opts))
 
     def allgather(
@@ -59,7 +59,7 @@ class SimProcessGroup(Communicator):
     ) -> Work:
         """Gather into a list: through one flat buffer and a copy out of it where sizes are equal."""
         for tensors in outputs:
-            refusals.refuse_list(tensors, self._group_size)
+            communicator.refuse_list(tensors, self._group_size)
         flat = [tensor for tensor_list in outputs for tensor in tensor_list]
         return self.run_list("all_gather", inputs, flat, flat, opts)
 
@@ -68,7 +68,7 @@ class SimProcessGroup(Communicator):
     ) -> Work:
         """Reduce a list and keep one of it: after a copy into one flat buffer where sizes are equal."""
         for tensors in inputs:
-            refusals.refuse_list(tensors, self._group_size)
+            communicator.refuse_list(tensors, self._group_size)
         flat = [tensor for tensor_list in inputs for tensor in tensor_list]
         return self.run_list("reduce_scatter", flat, outputs, flat, opts)
 
@@ -81,8 +81,8 @@ class SimProcessGroup(Communicator):
         opts: Any = None,
     ) -> Work:
         """Send a part of `input` to every rank; splits in rows, equal if empty."""
-        refusals.refuse_splits(input_split_sizes, input, self._group_size)
-        refusals.refuse_splits(output_split_sizes, output, self._group_size)
+        communicator.refuse_splits(input_split_sizes, input, self._group_size)
+        communicator.refuse_splits(output_split_sizes, output, self._group_size)
         most = max(total_bytes(input), total_bytes(output))
         return self.call(Collective("all_to_all", most, [input], [output], opts))
 
@@ -90,17 +90,17 @@ class SimProcessGroup(Communicator):
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         """Send a tensor to every rank."""
-        refusals.refuse_list(inputs, self._group_size)
-        refusals.refuse_list(outputs, self._group_size)
+        communicator.refuse_list(inputs, self._group_size)
+        communicator.refuse_list(outputs, self._group_size)
         most = max(total_bytes(*inputs), total_bytes(*outputs))
         return self.call(Collective("all_to_all", most, inputs, outputs, opts))
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         """Gather to one rank: it receives as much as in an all-gather."""
-        refusals.refuse_root(opts, self._group_size, "gather")
+        communicator.refuse_root(opts, self._group_size, "gather")
         for tensors in outputs:
-            refusals.refuse_count(tensors, self._group_size, "gather", "output")
-            refusals.refuse_sizes(tensors, inputs[0], "gather")
+            communicator.refuse_count(tensors, self._group_size, "gather", "output")
+            communicator.refuse_sizes(tensors, inputs[0], "gather")
         flat = [tensor for tensors in outputs for tensor in tensors] or inputs
         nbytes = total_bytes(*inputs) * self._group_size
         return self.call(Collective("all_gather", nbytes, inputs, flat, opts))
@@ -109,10 +109,10 @@ class SimProcessGroup(Communicator):
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> Work:
         """Scatter from one rank: it sends as much as in a broadcast."""
-        refusals.refuse_root(opts, self._group_size, "scatter")
+        communicator.refuse_root(opts, self._group_size, "scatter")
         for tensors in inputs:
-            refusals.refuse_count(tensors, self._group_size, "scatter", "input")
-            refusals.refuse_sizes(tensors, outputs[0], "scatter")
+            communicator.refuse_count(tensors, self._group_size, "scatter", "input")
+            communicator.refuse_sizes(tensors, outputs[0], "scatter")
         flat = [tensor for tensors in inputs for tensor in tensors]
         nbytes = total_bytes(*outputs) * self._group_size
         return self.call(Collective("broadcast", nbytes, flat, outputs, opts))
@@ -132,7 +132,7 @@ class SimProcessGroup(Communicator):
     ) -> Work:
         """Run several all-gathers in one group of kernels."""
         for output, input in zip(outputs, inputs, strict=True):
-            refusals.refuse_gather(output, input, self._group_size)
+            communicator.refuse_gather(output, input, self._group_size)
         return self.call(Collective("all_gather", total_bytes(*outputs), inputs, outputs, opts, len(outputs)))
 
     def reduce_scatter_single_coalesced(
@@ -140,7 +140,7 @@ class SimProcessGroup(Communicator):
     ) -> Work:
         """Run several reduce-scatters in one group of kernels."""
         for output, input in zip(outputs, inputs, strict=True):
-            refusals.refuse_reduce_scatter(output, input, self._group_size)
+            communicator.refuse_reduce_scatter(output, input, self._group_size)
         return self.call(
             Collective("reduce_scatter", total_bytes(*inputs), inputs, outputs, opts, len(inputs))
         )

@@ -21,10 +21,9 @@ from torch.distributed import Work
 from fsdpbench.sim.model.coupling import Arrival, Link
 from fsdpbench.sim.model.timeline import Meeting
 from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveWork
-from fsdpbench.sim.torch_device.distributed.refusals import refuse_point_to_point
 from fsdpbench.sim.torch_device.operators.choices import numbers_in
 from fsdpbench.sim.torch_device.operators.known_values import known_of, learn_from_host
-from fsdpbench.sim.torch_device.strict.words import scalar_type
+from fsdpbench.sim.torch_device.strict.words import error_text, scalar_type
 from fsdpbench.sim.torch_device.tensors import forget, is_on_device, record_of
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class StageCalls:
         they cannot."""
         link = self._accelerator.link
         if link is None:
-            refuse_point_to_point()
+            raise NotImplementedError(error_text("refusals.send"))
         missing = [rank for rank in peers if rank not in link.ranks]
         if missing:
             step = abs(missing[0] - link.rank)

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.torch_device.strict.words import cpp_type, error_text, refuse_broadcast, sizes
 from fsdpbench.sim.torch_device.tensors import is_on_device
 
+_NAMES = table_beside(__file__, "names.toml")["attention"]
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_SIZE = 256
 _FLASH, _EFFICIENT, _COMPOSED = "flash", "efficient", "composed"
@@ -159,10 +161,6 @@ def _two(x: Tensor, *others: object) -> tuple[Tensor, Tensor]:
     return _per_channel(x), _per_channel(x)
 
 
-def _like_first(x: Tensor, *others: object) -> Tensor:
-    return torch.empty_like(x)
-
-
 def _backward_reduce(
     grad: Tensor,
     x: Tensor,
@@ -178,13 +176,6 @@ def _backward_reduce(
     dtype = x.dtype if weight is None else weight.dtype
     grads = [x.new_empty((x.shape[1] if wanted else 0,), dtype=dtype) for wanted in (weight_g, bias_g)]
     return sums[0], sums[1], grads[0], grads[1]
-
-
-def _gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the new state and, for backward, three gates, the old state, the hidden part of the new one."""
-    return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
 
 
 def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor, ...]:
@@ -215,7 +206,25 @@ def _into(name: str) -> Callable[..., Tensor]:
     return rule
 
 
-SHAPE_RULES = {
+def _least_squares(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """Return `lstsq`'s results of a matrix of full rank, which CUDA's only driver (gels) expects."""
+    vector, (rows, columns) = a.dim() - 1 == b.dim() and b.shape[-1] == a.shape[-2], a.shape[-2:]
+    solution = a.mT @ (b.unsqueeze(-1) if vector else b)
+    residuals = solution.new_empty((*solution.shape[:-2], solution.shape[-1]) if rows > columns else (0,))
+    rank = a.new_empty((0,), dtype=torch.int64)
+    return solution.squeeze(-1) if vector else solution, residuals, rank, a.new_empty((0,))
+
+
+_BY_KIND: dict[str, Callable[..., Any]] = {
+    "like_first": lambda x, *others: torch.empty_like(x),
+    "like_second": lambda grad, x, *others: torch.empty_like(x),
+    "quantised": lambda x, *others: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)),
+    "quantised_backward": lambda grad, *others: tuple(map(torch.empty_like, others[:3])),
+}
+SHAPE_RULES: dict[str, Callable[..., Any]] = {
+    **{name: _BY_KIND[kind] for kind, names in _NAMES.items() for name in names},
+    "linalg_lstsq": _least_squares,
+    "geqrf": lambda a: (torch.empty_like(a), a.new_empty((*a.shape[:-2], min(a.shape[-2:])))),
     "_padded_dense_to_jagged_forward": lambda x, offsets, rows: x.new_empty((rows, *x.shape[2:])),
     **{
         f"{name}.out": _into(name)
@@ -227,12 +236,10 @@ SHAPE_RULES = {
     "bincount": _bins,
     "batch_norm_stats": _two,
     "batch_norm_gather_stats_with_counts": _two,
-    "batch_norm_elemt": _like_first,
     "batch_norm_backward_reduce": _backward_reduce,
-    "batch_norm_backward_elemt": _like_first,
-    "_thnn_fused_gru_cell": _gru_cell,
+    # The new state; for backward: three gates, the old state, the hidden part of the new one.
+    "_thnn_fused_gru_cell": lambda x, h, hx, *biases: (hx.clone(), hx.new_empty((len(hx), 5 * hx.shape[1]))),
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
-    "_ctc_loss_backward": lambda grad, x, *others: torch.empty_like(x),
 }
 
 

@@ -78,9 +78,7 @@ def whole_numbers(tensor: torch.Tensor) -> torch.Tensor | None:
     known = record.known if record.choice is None and record.nbytes <= MOST_LISTED else None
     if known is None or known.assumed is tensors.Assumed.ANSWER:
         return None
-    if known.value.dtype is not tensor.dtype:
-        return None  # its bytes are other numbers there
-    return known.value.repeat(record.nbytes // tensor.element_size())
+    return known.value.repeat(record.nbytes // known.value.element_size()).view(tensor.dtype)
 
 
 def placed(numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -65,6 +65,7 @@ def register_kernels() -> list[torch.library.Library]:
     others = torch.library.Library("_", "IMPL")
     others.fallback(_run_foreign_operator, "PrivateUse1")
     others.fallback(_refuse_sparse, "SparsePrivateUse1")
+    others.fallback(_refuse_sparse, "SparseCsrPrivateUse1")
     return [aten, others]
 
 
@@ -82,6 +83,8 @@ def _run_foreign_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
     if operator is torch.ops.aten._nested_tensor_from_mask_left_aligned.default:
         ACCELERATOR.guess("torch.nn.TransformerEncoder", "no nested tensors: padding is computed too")
         return False
+    if operator.namespace == "aten" and "sparse" in operator._schema.name:
+        raise sparse_refused(operator._schema.name)
     if operator.namespace == "symm_mem":
         raise NotImplementedError(error_text("kernels.other_ranks", operator))
     kernel = _FOREIGN_KERNELS.get(operator)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.torch_internals import current_graph_task_id
 from fsdpbench.sim.model.timeline import Work
 from fsdpbench.sim.model.trace_recorder import KernelRecord
@@ -154,15 +155,10 @@ def data_dependent(func: Any) -> NotImplementedError:
     )
 
 
+_TABLE = table_beside(__file__, "names.toml")["plans"]
 _MOST_SCALARS = 30
 """Kineto leaves longer lists of numbers out."""
-_NUMBERS: dict[Any, int] = {
-    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5,
-    torch.float32: 6, torch.float64: 7, torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
-    torch.bool: 11, torch.bfloat16: 15, torch.float8_e5m2: 23, torch.float8_e4m3fn: 24, torch.uint16: 27,
-    torch.uint32: 28, torch.uint64: 29, torch.float8_e8m0fnu: 44, torch.strided: 0,
-    torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3,
-}  # fmt: skip
+_NUMBERS = {getattr(torch, name): number for name, number in _TABLE["numbers"].items()}
 """C++'s numbers of types, layouts and memory formats."""
 _WRAPPED = {int: "long int", float: "double", bool: "bool", complex: "c10::complex<double>"}
 _SCALARS = tuple(_WRAPPED)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fsdpbench.base.files.documents import table_beside
+from fsdpbench.base.torch_internals import current_graph_task_id
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import (
@@ -44,7 +45,7 @@ from fsdpbench.sim.torch_device.tensors import Chosen, Listed, Share, is_on_devi
 
 _SMALL = 1 << 16
 """Elements of the host that are filled with placeholders; larger tensors are only marked."""
-_LIKE = table_beside(__file__, "names.toml")["special_operators"]["like"]
+LIKE = table_beside(__file__, "names.toml")["special_operators"]["like"]
 Kernel = Callable[..., Any]
 _COUNT_BYTES = 8
 _INDEX = torch.int64
@@ -65,7 +66,11 @@ def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **
 
 def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor:
     """Run `nonzero`, also of `torch.where(mask)`: the CPU waits for a count, then positions are written."""
-    rows = rows_of(mask)
+    rows, filled = rows_of(mask), known_of(mask)
+    if (
+        rows is None and filled is not None and current_graph_task_id() != -1
+    ):  # torch's own backward of `prod`
+        rows = mask.numel() * bool(filled.value)
     if rows is None:
         raise data_dependent(operator)
     known = choice_of(mask)
@@ -187,7 +192,7 @@ def _equal(
     if ACCELERATOR.sanitizer is not None:
         ACCELERATOR.sanitizer.host_copy(ACCELERATOR.stream, "DtoH", second, None, blocking=True)
     ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True, device=first)
-    same = name == "allclose" or first.shape == second.shape
+    same = not ACCELERATOR.trusts_windows and (name == "allclose" or first.shape == second.shape)
     if ACCELERATOR.on_value is not None:
         ACCELERATOR.on_value(f"torch.{name}", same, not same)
     return same
@@ -205,10 +210,10 @@ def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.T
 
 def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `_to_copy`: between host and device a copy over the host link (to the host: of zeros)."""
-    device = kwargs.get("device")
+    device, format_ = kwargs.get("device"), kwargs.get("memory_format") or torch.preserve_format
     if not tensors.is_on_device(tensor):
         dtype = kwargs.get("dtype")
-        result = torch.empty_like(tensor, device=device, dtype=dtype)
+        result = torch.empty_like(tensor, device=device, dtype=dtype, memory_format=format_)
         non_blocking = bool(kwargs.get("non_blocking"))
         # torch converts on the side of the source, unless the copy is asynchronous to the CPU.
         source = tensor if dtype is None or non_blocking else tensor.to(dtype)
@@ -220,7 +225,8 @@ def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: An
         tensor = tensor.to(dtype)  # torch converts on the side of the source
     nbytes = tensor.numel() * tensor.element_size()
     host = "meta" if torch.device(device).type == "meta" else "cpu"
-    found = torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
+    strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host)
+    found = torch.zeros_like(strided, memory_format=format_)
     non_blocking = bool(kwargs.get("non_blocking")) and host == "cpu"
     if non_blocking:
         tensors.pin(found)  # as torch, so that the copy is asynchronous
@@ -471,8 +477,25 @@ def _repeated(
     return result
 
 
+def _convolution(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
+    """Run a convolution or its gradients: with channels last, if cuDNN chooses them by input and weight."""
+    backward, made = "backward" in operator._schema.name, by_shape(*args, **kwargs)
+    x, weight = args[backward : backward + 2]
+    format_ = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
+    is_last = [(each.stride(1), each.stride(-1)) == (1, each.shape[1]) for each in (x, weight)]
+    if format_ is None or weight.dtype is torch.float64 or not any(is_last):
+        return made
+    for each in filter(None.__ne__, made[:2] if backward else [made]):
+        strides = torch.empty(each.shape, device="meta", memory_format=format_).stride()
+        tensors.set_geometry(each, each.untyped_storage(), 0, each.shape, strides)
+    return made
+
+
 SPECIAL_OPERATORS: dict[str, Kernel] = {
-    **dict.fromkeys(_LIKE, _like), "_local_scalar_dense": _item, "equal": _equal, "allclose": _equal,
+    **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
+    # CUDA's kernel takes no other format.
+    "native_group_norm": lambda operator, by_shape, x, *args: by_shape(x.contiguous(), *args),
+    **dict.fromkeys(LIKE, _like), "_local_scalar_dense": _item, "equal": _equal, "allclose": _equal,
     "_is_all_true": _all_valid, "_to_copy": _to_copy, "copy_": _copy, "_copy_from": _copy,
     "_foreach_copy_": _foreach_copy, "set_": _set, "resize_": _resize, "record_stream": _record_stream,
     **dict.fromkeys(("fill_", "full", "scalar_tensor", *_OF_NAME), _filled),

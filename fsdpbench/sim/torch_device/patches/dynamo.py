@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -128,6 +128,19 @@ def passing_to(call: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
         return wrapper
 
     return wrap
+
+
+def as_function(found: Any) -> Any:
+    """Return a method as a function of its own, as torch has there: Dynamo looks functions up by identity,
+    and its table must hold no two equal ones."""
+    if not isinstance(found, MethodType):
+        return found
+
+    @functools.wraps(found)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return found(*args, **kwargs)
+
+    return call
 
 
 def _require_names(call: Callable[..., Any], function: Any) -> None:

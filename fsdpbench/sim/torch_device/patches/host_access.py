@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FlatParameter
 
-from fsdpbench.base.torch_internals import patch, replace, swap_tensor_impl, tree_leaves
+from fsdpbench.base.torch_internals import patch, replace, replaced, swap_tensor_impl, tree_leaves
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.strict.words import legacy_type
@@ -19,9 +19,25 @@ from fsdpbench.sim.torch_device.tensors import is_pinned as lies_in_pinned_memor
 
 
 def install_host_access(accelerator: Accelerator) -> None:
-    """Patch `Tensor.pin_memory`, `is_pinned`, `tolist`, `numpy` and `torch.save`."""
+    """Patch `Tensor.pin_memory`, `is_pinned`, `tolist`, `numpy`, `torch.save`, and C++ that reads values."""
     _patch_pinning(accelerator)
     _patch_reads(accelerator)
+    healthy = functools.partial(_of_healthy_windows, accelerator)
+    replace(torch, istft=passing_to(healthy)(torch.istft), ctc_loss=passing_to(_by_lengths)(torch.ctc_loss))
+
+
+def _of_healthy_windows(accelerator: Accelerator, istft: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call `istft`: that windows overlap, which C++ reads from the device, is let pass."""
+    with replaced(accelerator, trusts_windows=True):
+        return istft(*args, **kwargs)
+
+
+def _by_lengths(
+    ctc_loss: Callable[..., torch.Tensor], scores: Any, targets: Any, *given: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Call `ctc_loss` with lengths as lists: under a mode, torch would use tensors of the host in kernels."""
+    lists = [each.tolist() if isinstance(each, torch.Tensor) else each for each in given]
+    return ctc_loss(scores, targets, *lists, **kwargs)
 
 
 def _patch_pinning(accelerator: Accelerator) -> None:

@@ -23,7 +23,7 @@ of modules are recorded where a simulated trace runs; spans never cost simulated
 `autograd._engine_run_backward`                  nodes run on the streams of forward (`backward_streams.py`)
 `torch.autocast.__exit__`                       ends the life of the casts that autocast keeps
 DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that are not there
-DDP's constructor                               refuses by name what its C++ cannot do here; notes the stream
+DDP's constructor                               finds unused parameters, as its C++ cannot; notes the stream
 DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
                                                 one-dimensional meshes, where it is skipped
 DTensor's `propagate_op_sharding`, random state see `dtensor.py`
@@ -40,7 +40,6 @@ DCP's `_validate_global_plan`                   every rank's plan is this one's,
 import dataclasses
 import functools
 import inspect
-import types
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -52,17 +51,19 @@ import torch.distributed as dist
 from fsdpbench.base.torch_internals import RecordFunctionFast, expect, patch, profiler_enabled, replace
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
+from fsdpbench.sim.torch_device.backward_streams import reaching_unused
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.stages import StageCalls
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
+from fsdpbench.sim.torch_device.operators.choices import assumed_of, whole_numbers
 from fsdpbench.sim.torch_device.operators.known_values import learn_from_host
 from fsdpbench.sim.torch_device.patches.dtensor import (
     cut_when_asked,
     install_random_state,
     install_sharding_shortcut,
 )
-from fsdpbench.sim.torch_device.patches.dynamo import passing_to, stand_in_for_dynamo
+from fsdpbench.sim.torch_device.patches.dynamo import as_function, passing_to, stand_in_for_dynamo
 from fsdpbench.sim.torch_device.patches.host_access import install_host_access, install_two_sided_parameters
 from fsdpbench.sim.torch_device.strict.words import error_text
 
@@ -234,7 +235,9 @@ def _patch_copies_of_storages(accelerator: Accelerator) -> None:
             return original_cpu(self)
         source = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(self)
         accelerator.copy_over_host_link("DtoH", self.nbytes(), blocking=True, device=source)
-        return torch.zeros(self.nbytes(), dtype=torch.uint8).untyped_storage()
+        numbers = None if assumed_of(source) else whole_numbers(source)
+        host = torch.zeros(self.nbytes(), dtype=torch.uint8) if numbers is None else numbers.clone()
+        return host.untyped_storage()
 
     replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu)
 
@@ -263,7 +266,16 @@ def _patch_contents_of_storages() -> None:
         record = tensors.record_of(self)
         return original_repr(self) if record is None else f"[sim storage of {record.nbytes} bytes]"
 
+    def read(original: Callable[..., Any], self: torch.UntypedStorage, *args: Any) -> Any:
+        if tensors.record_of(self) is None:
+            return original(self, *args)
+        host = torch.UntypedStorage(self.nbytes())
+        original(host, *args)
+        return self.copy_(host)
+
     replace(storage_type, copy_=copy_, __repr__=represent)
+    patch("write_storage", passing_to(lambda original, self, *args: original(self.cpu(), *args)))
+    patch("read_storage", passing_to(read))
 
 
 def _patch_tensors() -> None:
@@ -321,19 +333,6 @@ def _patch_accelerator() -> None:
     replace(torch.accelerator, get_memory_info=as_function(module.mem_get_info))
 
 
-def as_function(found: Any) -> Any:
-    """Return a method as a function of its own, as torch has there: Dynamo looks functions up by identity,
-    and its table must hold no two equal ones."""
-    if not isinstance(found, types.MethodType):
-        return found
-
-    @functools.wraps(found)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return found(*args, **kwargs)
-
-    return call
-
-
 def _patch_backward(accelerator: Accelerator) -> None:
     def run_on_streams(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
@@ -359,7 +358,10 @@ def _patch_autocast() -> None:
 
 
 def _patch_distributed(accelerator: Accelerator) -> None:
-    patch("verify_param_shape_across_processes", passing_to(_with_ranks_that_are_there))
+    # DDP's comparison of shapes among ranks, which are not there.
+    patch("verify_param_shape_across_processes", lambda original: lambda group, *args: (
+        None if isinstance(group, SimProcessGroup) else original(group, *args)
+    ))  # fmt: skip
     ddp = torch.nn.parallel.DistributedDataParallel
     join_hook, by_all = ddp.join_hook, {"divide_by_initial_world_size": True}
     replace(ddp, __init__=_without_graphs(ddp.__init__, accelerator))
@@ -374,24 +376,22 @@ def _patch_distributed(accelerator: Accelerator) -> None:
     install_random_state()
 
 
-def _with_ranks_that_are_there(
-    original: Callable[..., Any], process_group: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Call DDP's comparison of shapes among ranks."""
-    return None if isinstance(process_group, SimProcessGroup) else original(process_group, *args, **kwargs)
-
-
 def _without_graphs(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
-    """Wrap DDP's constructor: it leaves out flags for which its C++ needs pinned memory of the device (they
-    change no step that uses all parameters), and keeps the nodes that accumulate gradients."""
+    """Wrap DDP's constructor: flags for which its C++ needs pinned memory of the device become a hook that
+    lets backward reach unused parameters; nodes that accumulate gradients are kept."""
 
     @functools.wraps(init)
     def construct(self: Any, module: Any, *args: Any, **options: Any) -> None:
+        asked = set()
         for name in ("find_unused_parameters", "static_graph"):
             if options.get(name) and any(map(tensors.is_on_device, module.parameters())):
+                asked.add(name)
                 options[name] = False
         init(self, module, *args, **options)
         accelerator.backward.keep_accumulators(filter(tensors.is_on_device, module.parameters()))
+        self.find_unused_parameters = "find_unused_parameters" in asked  # results go through a node of torch
+        if asked:
+            self.register_forward_hook(reaching_unused("static_graph" in asked))
 
     return construct
 

@@ -6,19 +6,12 @@ from typing import Any
 
 import torch
 
-from fsdpbench.base.files.documents import texts_beside
+from fsdpbench.base.files.documents import table_beside, texts_beside
 
 Arguments = dict[str, Any]
 error_text = texts_beside(__file__, "errors.toml")
 # C++'s names of dtypes; errors use these, or c10's (`name_of`).
-_CPP_TYPES = {
-    torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half",
-    torch.bfloat16: "c10::BFloat16", torch.int64: "long int", torch.int32: "int", torch.int16: "short int",
-    torch.int8: "signed char", torch.uint8: "unsigned char", torch.bool: "bool",
-    torch.complex64: "c10::complex<float>", torch.complex128: "c10::complex<double>",
-    torch.uint16: "short unsigned int", torch.uint32: "unsigned int", torch.uint64: "long unsigned int",
-    torch.complex32: "c10::complex<c10::Half>",
-}  # fmt: skip
+_CPP_TYPES = {getattr(torch, name): text for name, text in table_beside(__file__, "types.toml").items()}
 
 # Running mean and variance, which schemas do not mark as written.
 UNDECLARED_WRITES = dict.fromkeys(

@@ -36,6 +36,17 @@ for tensor in made:
     assert tensor.dtype is torch.float32 and tensor.type() == "torch.cuda.FloatTensor"
 assert not host.is_cuda and not torch.zeros(2).is_cuda and host.type() == "torch.FloatTensor"
 assert "cuda:0" in str(made[0]) and made[0].untyped_storage().is_cuda
+kind = torch.cuda.FloatTensor
+legacy = [kind(2, 3), kind(torch.Size((2, 3))), kind([[1, 2, 3]] * 2), host.type(kind)]
+torch.set_default_tensor_type("torch.cuda.FloatTensor")
+legacy.append(torch.zeros(2, 3))
+torch.set_default_tensor_type(torch.FloatTensor)
+assert all(each.is_cuda and each.shape == (2, 3) and each.dtype is torch.float32 for each in legacy)
+assert isinstance(legacy[0], kind) and not isinstance(host, kind) and not isinstance(legacy[0].long(), kind)
+assert kind().shape == (0,) and torch.cuda.LongTensor([3]).item() == 3 and not torch.zeros(1).is_cuda
+for each in (pickle.loads(pickle.dumps(legacy[0])), pickle.loads(pickle.dumps(torch.arange(6).cuda()))):
+    assert each.is_cuda and each.numel() == 6
+assert each.tolist() == [0, 1, 2, 3, 4, 5]  # known numbers stay known
 module = torch.nn.Linear(2, 2).cuda()
 assert next(module.parameters()).is_cuda and next(module.cpu().parameters()).device.type == "cpu"
 assert next(module.to("cuda", torch.bfloat16).parameters()).dtype is torch.bfloat16
@@ -55,6 +66,15 @@ import os
 assert torch.cuda.is_available() and torch.cuda.device_count() == 8 and torch.cuda.current_device() == 0
 assert os.environ["LOCAL_WORLD_SIZE"] == "8" and os.environ["GROUP_WORLD_SIZE"] == "2"
 assert "H100" in torch.cuda.get_device_name(0) and torch.cuda.get_device_capability() == (9, 0)
+torch.cuda.set_per_process_memory_fraction(0.001)
+assert torch.cuda.get_per_process_memory_fraction() == 0.001
+try:
+    torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    torch.cuda.set_per_process_memory_fraction(1.0)
+else:
+    raise AssertionError("more than the share was given")
+assert torch.backends.cudnn.is_available() and torch.backends.cudnn.version() > 90000
 properties = torch.cuda.get_device_properties("cuda")
 assert properties.multi_processor_count == 132 and (properties.major, properties.minor) == (9, 0)
 assert torch.cuda.is_bf16_supported() and torch.cuda.is_initialized() and torch.version.cuda

@@ -30,7 +30,7 @@ for step in range(8):
     scores, state = model(tokens, state)
     state = tuple(part.detach() for part in state)
     targets = torch.randint(1, 32, (4, 8), device="cuda")
-    loss = nn.functional.ctc_loss(scores.transpose(0, 1), targets, tuple(lengths.tolist()), (8,) * 4)
+    loss = nn.functional.ctc_loss(scores.transpose(0, 1), targets, lengths, torch.tensor([8] * 4))
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
