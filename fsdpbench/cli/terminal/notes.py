@@ -9,10 +9,7 @@ from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.reports.result import Result
 
 _SETTINGS = re.compile(r" \([a-z_]+=[^()]*\)")
-_COSTS = {
-    "exposed_communication": "communication that nothing hides",
-    "idle": "an idle GPU",
-}
+_COSTS = {"exposed_communication": "communication that nothing hides", "idle": "an idle GPU"}
 
 
 def describe_script(result: Result) -> list[str]:
