@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 
 from fsdpbench.answers.explain.advice import Advice, Proposal, grows, steps_until_full
-from fsdpbench.base.errors import error_text
 from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.base.result_sections import MemoryAccount
 from fsdpbench.engine.results.records import Status
@@ -53,7 +52,6 @@ def _rendered(advice: Advice, account: MemoryAccount, *parts: str) -> str:
         proposal_lines=lambda proposal: _proposal(proposal, advice).splitlines(),
         most=_MOST_FITS,
         size=size_text,
-        text=error_text,
     ).rstrip("\n")
 
 

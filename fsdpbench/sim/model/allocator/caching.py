@@ -243,7 +243,15 @@ class CachingAllocator:
             self.stats.num_ooms += 1
             if self.listener is not None:
                 self._tell(AllocatorAction.OOM, 0, size, stream)
-            raise SimOutOfMemoryError(self._out_of_memory_message(nbytes))
+            message = out_of_memory(
+                asked=nbytes,
+                total=self.total_bytes,
+                free=self.device.free_bytes,
+                outside=self.total_bytes - self.device.capacity_bytes,
+                allocated=self.stats.allocated_bytes,
+                reserved=self.stats.reserved_bytes,
+            )
+            raise SimOutOfMemoryError(message)
         return block
 
     def _new_segment(self, pool: BlockPool, size: int, stream: int) -> Block | None:
@@ -390,16 +398,6 @@ class CachingAllocator:
         allocated = stats.small.allocated_bytes + stats.large.allocated_bytes
         reserved, now = stats.reserved_bytes, self._clock.cpu_ns()
         self.listener(AllocatorEvent(action, address, size, stream, allocated, reserved, now, freed))
-
-    def _out_of_memory_message(self, nbytes: int) -> str:
-        return out_of_memory(
-            asked=nbytes,
-            total=self.total_bytes,
-            free=self.device.free_bytes,
-            outside=self.total_bytes - self.device.capacity_bytes,
-            allocated=self.stats.allocated_bytes,
-            reserved=self.stats.reserved_bytes,
-        )
 
 
 def _expandable_size(block: Block) -> int:
