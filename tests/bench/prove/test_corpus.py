@@ -137,7 +137,8 @@ def test_a_script_of_which_no_gradient_was_seen_is_not_called_right(tmp_path: Pa
 weight = torch.ones(4, device="cuda", requires_grad=True)
 optimizer = torch.optim.SGD([weight], lr=0.1)
 for step in range(5):
-    (nn.ReLU()(torch.rand(4, device="cuda")) * weight).sum().backward()
+    loss = (nn.ReLU()(torch.rand(4, device="cuda")) * weight).sum()
+    (weight.grad,) = torch.autograd.grad(loss, weight)
     optimizer.step()
 """
     script.write_text(START + loop)
