@@ -18,7 +18,7 @@ from fsdpbench.reports.pages.timeline import stream_rows
 from fsdpbench.reports.readers import TraceError, read_trace
 
 relaxed = settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,

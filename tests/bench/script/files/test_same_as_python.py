@@ -83,7 +83,7 @@ def test_drawn_sequences(run_script: RunScript, tmp_path: Path) -> None:
 
 
 def test_drawn_sequences_through_the_layer(in_forks: Any, tmp_path: Path) -> None:
-    _compare_layer(in_forks, tmp_path, 0, 40)
+    _compare_layer(in_forks, tmp_path, 0, 24)
 
 
 @pytest.mark.campaign
