@@ -7,6 +7,7 @@ saw.  A predicted gain is an upper bound: the time that would be saved if the ca
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from fsdpbench.reports.analysis.idle import IDLE_WORDS
 from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
@@ -79,12 +80,14 @@ def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
 
 
 def _root_only(rank: RankAnalysis) -> Iterable[Finding]:
-    """Yield a finding where one unit is all: nothing of another unit can hide its collectives."""
+    """Yield a finding where all units are roots: nothing of another unit can hide their collectives."""
     if _is_root_only(rank):
+        # A unit gathers once in a phase: two in a row are of two, whose annotations do not name them.
+        turns = pairwise((each.step, each.phase) for each in rank.gathers)
+        several = "backward" in rank.phases and any(one == other for one, other in turns)
         share = rank.time.exposed_communication / rank.time.total
-        yield _saving(
-            "root_only", share, _TEXTS["root_only"].format(share=_percent(share)), remedies("root_only")
-        )
+        cause = "several_roots" if several else "root_only"
+        yield _saving(cause, share, _TEXTS[cause].format(share=_percent(share)), remedies(cause))
 
 
 def _is_root_only(rank: RankAnalysis) -> bool:
@@ -211,8 +214,8 @@ _RULES: tuple[Callable[[RankAnalysis], Iterable[Finding]], ...] = (
 
 def _saving(cause: str, share: float, text: str, suggestions: tuple[Suggestion, ...]) -> Finding:
     """Return a finding whose suggestions may save at most its share of the step."""
-    gain = f"predicted gain at most {_percent(share)} of the step."
-    return Finding(cause, share, share, f"{text} ({_settings(suggestions)}); {gain}", suggestions)
+    gain, how = f"predicted gain at most {_percent(share)} of the step.", _settings(suggestions)
+    return Finding(cause, share, share, f"{text}{f' ({how})' if how else ''}; {gain}", suggestions)
 
 
 def _percent(share: float) -> str:

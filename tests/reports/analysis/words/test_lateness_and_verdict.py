@@ -277,6 +277,27 @@ def test_root_only(tmp_path: Path, trace_builder: Any) -> None:
     assert finding.suggestions[0].value == "block"
 
 
+@pytest.mark.parametrize(("turn", "cause"), [(1, "several_roots"), (501, "root_only")])
+def test_two_gathers_in_a_row_are_of_two_roots(
+    tmp_path: Path, trace_builder: Any, turn: int, cause: str
+) -> None:
+    """Blocks that are called without the module around them have no names in a trace, as one unit has none.
+    Backward begins at `turn`: with the first gather, or with the second."""
+    built = trace_builder()
+    built.step(0, at(0), at(1000))
+    built.annotation("backward", at(turn - 1), at(999))
+    for start in (2, 502):
+        built.annotation("FSDP::all_gather", at(start), at(start + 2))
+        built.collective("all_gather", at(start + 4), at(start + 204), launch=at(start + 1))
+        built.annotation("FSDP::wait_all_gather", at(start + 2), at(start + 3))
+        built.kernel("work", at(start + 204), at(start + 490), launch=at(start + 4))
+    rank = analyze([built.write(tmp_path / "rank0_trace.json")]).ranks[0]
+    assert [gather.unit for gather in rank.gathers] == ["root", "root"]
+    assert rank.verdict is not None
+    assert rank.verdict.findings[0].cause == cause
+    assert "()" not in rank.verdict.sentence
+
+
 def test_exposed_reduction(tmp_path: Path, backward: Step) -> None:
     backward.turn_of("blocks.0", 0.5, 20)
     backward.gather("blocks.1", 10, (15, 100))
