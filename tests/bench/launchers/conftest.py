@@ -105,7 +105,7 @@ def started(folder: Path, nodes: list[str]) -> Iterator[Cluster]:
             time.sleep(0.2)
     finally:
         end_steps(folder)
-        for process in reversed(running):  # killed: what they would save for a next start, nobody reads
+        for process in reversed(running):  # killed: no later start reads their state
             process.kill()
             process.wait(timeout=15)
 

@@ -55,9 +55,9 @@ def judge(in_forks: Any, *names: str) -> list[str]:
 
 
 def test_bugs_are_found_and_mends_believed(in_forks: Any) -> None:
-    *told, kind, place, missed = judge(in_forks, *QUICK)
+    *reports, kind, place, missed = judge(in_forks, *QUICK)
     count = f"{len(QUICK) - 4} bugs and their mends, 4 clean programs, 0 judged wrongly"
-    assert told[-1] == count, "\n".join(told)
+    assert reports[-1] == count, "\n".join(reports)
     # The judge itself: another kind, another place and a missed bug count.
     assert "expected use_after_free" in kind
     assert "found race" in place
@@ -66,9 +66,9 @@ def test_bugs_are_found_and_mends_believed(in_forks: Any) -> None:
 
 @pytest.mark.campaign
 def test_all_bugs_and_clean_programs(in_forks: Any) -> None:
-    told = judge(in_forks)
-    print("\n".join(told))
-    assert told[-4].endswith(", 0 judged wrongly")
+    reports = judge(in_forks)
+    print("\n".join(reports))
+    assert reports[-4].endswith(", 0 judged wrongly")
 
 
 @pytest.mark.campaign
