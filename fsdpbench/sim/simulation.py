@@ -33,7 +33,8 @@ from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
 from fsdpbench.sim.torch_device.device_module import DeviceModule, SimulatedDeviceGuard, Stream, drain
 from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, register_backend
 from fsdpbench.sim.torch_device.operators.attention import register_attention, register_shape_rules
-from fsdpbench.sim.torch_device.operators.autocast import register_autocast, register_host_optimizer
+from fsdpbench.sim.torch_device.operators.autocast import register_autocast
+from fsdpbench.sim.torch_device.operators.host_memory import register_host_optimizer
 from fsdpbench.sim.torch_device.operators.kernels import forget_plans, register_kernels, register_launches
 from fsdpbench.sim.torch_device.patches.dynamo import import_config
 from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
@@ -160,7 +161,7 @@ class Simulation:
         accelerator.cpu_costs = CpuCosts.of(profile)
         accelerator.network = Network(profile, self.world_size, self.gpus_per_node)
         accelerator.host_link_ns = _host_link(profile)
-        accelerator.pinned, accelerator.most_pinned = HostStats(), profile.host_link.memory_gb * 1e9
+        accelerator.host = HostStats(most=profile.host_link.memory_gb * 1e9)
         accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
 
     def init_process_group(self) -> None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:  # torch's import takes most of a second, which commands that 
 
 SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 """Environment variables that, set to 1, silently keep `torch.compile` from compiling."""
-MOST_OFFLOADED_BYTES = 8 * 2**30
-"""The most bytes that simulated ranks offload: the host's memory is real."""
+MOST_ON_THIS_HOST = 8 * 2**30
+"""The most bytes of offloaded tensors that a simulated rank really allocates."""
 ABSENT = table_beside(__file__, "absent.toml")
 """Settings that our systems do not have at all, with the reason of each, by system."""
 
@@ -50,6 +50,14 @@ class BuildContext:
         from fsdpbench.systems.training import build_model
 
         return build_model(self.workload, self.config.settings, "meta" if self.deferred else self.device)
+
+    def materialising(self) -> AbstractContextManager[object]:
+        """Return the context in which a model gets its memory: on a simulated GPU's host it takes none."""
+        if self.device.type != "sim" or not self.config.settings.cpu_offload or self.config.sanitize:
+            return nullcontext()
+        from fsdpbench.sim.torch_device.operators.host_memory import HostShapes
+
+        return HostShapes()
 
     @property
     def shard_size(self) -> int:
@@ -171,13 +179,24 @@ def refuse_common(config: Config) -> dict[str, str]:
     if settings.shard_size is not None and "HYBRID" not in settings.strategy:
         refused["shard_size"] = f"it belongs to the hybrid strategies, not to {settings.strategy}"
     if settings.cpu_offload and config.device == "sim":
-        state = workload_of(config).training_state_bytes
-        if state / size > MOST_OFFLOADED_BYTES:
-            refused["cpu_offload"] = error_text(
-                "base.offloads_too_much", state / size / 2**30, MOST_OFFLOADED_BYTES / 2**30
-            )
+        refused |= _refuse_host_memory(config)
     refused |= refuse_offload(config) | refuse_narrow(config)
     return refused | _refuse_keeping_last(config) | refuse_lora(config) | refuse_optimizer(config)
+
+
+def _refuse_host_memory(config: Config) -> dict[str, str]:
+    """Refuse to offload more than this machine may hold, where operators need the values of host tensors."""
+    settings, nbytes = config.settings, workload_of(config).training_state_bytes / shard_size_of(config)
+    if config.sanitize:  # which follows every access
+        part = "what --sanitize follows on the host"
+    elif settings.grad_accum > 1 and settings.grad_sync == "every":  # added up during backward
+        part, nbytes = "gradients that are accumulated on the host", nbytes / 4
+    else:
+        return {}
+    if nbytes <= MOST_ON_THIS_HOST:
+        return {}
+    text = error_text("base.offloads_too_much", part, nbytes / 2**30, MOST_ON_THIS_HOST / 2**30)
+    return {"cpu_offload": text}
 
 
 def refuse_under(name: str, config: Config) -> dict[str, str]:

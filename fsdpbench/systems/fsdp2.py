@@ -84,7 +84,9 @@ class _FullyShardSystem(System):
         if meshes.context is not None:
             setattr(model, _CONTEXT_MESH, meshes.context)
         if context.deferred:
-            wrapping.materialise(model, torch.device("cpu") if settings.cpu_offload else context.device)
+            where = torch.device("cpu") if settings.cpu_offload else context.device
+            with context.materialising():
+                wrapping.materialise(model, where, with_weights=context.device.type != "sim")
         training.compile_as_asked(model, units, settings)
         return model
 

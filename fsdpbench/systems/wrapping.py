@@ -129,8 +129,8 @@ def materialiser(device: torch.device) -> Callable[[nn.Module], None]:
 _PLAIN = (torch.Tensor, nn.Parameter)
 
 
-def materialise(model: nn.Module, device: torch.device) -> None:
-    """Give a sharded meta-device model its memory and its initial weights (a simulated tensor holds none).
+def materialise(model: nn.Module, device: torch.device, *, with_weights: bool) -> None:
+    """Give a sharded meta-device model its memory on `device`, and its initial weights if it has values.
 
     A parameter that several modules share stays one.
     """
@@ -142,10 +142,9 @@ def materialise(model: nn.Module, device: torch.device) -> None:
     for (first, own), *others in places.values():
         for module, name in others:
             module.register_parameter(name, first.get_parameter(own))
-    if device.type == "sim":
-        return
-    for module in model.modules():
-        init_module(module)
+    if with_weights:
+        for module in model.modules():
+            init_module(module)
 
 
 @torch.no_grad()

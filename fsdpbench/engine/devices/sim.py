@@ -28,6 +28,7 @@ from fsdpbench.sim.model.keys import KEYS
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 from fsdpbench.sim.model.software import CURRENT, TrainerSoftware, load_software
 from fsdpbench.sim.model.timeline import Timeline
+from fsdpbench.sim.torch_device.operators.host_memory import HostShapes
 from fsdpbench.workloads import replacements
 from fsdpbench.workloads.families.gpt import GPT
 
@@ -174,6 +175,8 @@ class SimDevice(Tells):
         return Trainer(self._software.trainer, model, self._open_simulation().accelerator.timeline).microbatch
 
     def capture(self, loop: TrainingLoop) -> None:
+        if self._config.settings.cpu_offload and not self._config.sanitize:
+            loop.around_update = HostShapes
         if self._config.settings.graph == "step":
             self._graph = GraphSession(self._open_simulation().accelerator, self._config.settings.grad_accum)
             loop.batches, loop.on_loss = self._graph.feed(loop.batches), _forget

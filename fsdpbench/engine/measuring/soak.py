@@ -165,6 +165,8 @@ class TrainingLoop:
     on_loss: Callable[[torch.Tensor], None]
     around_microbatch: Callable[[], AbstractContextManager[object]] = nullcontext
     """Entered inside the system's contexts: a simulated trainer's work."""
+    around_update: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered around clipping and the optimizer."""
 
     def step(self) -> None:
         settings = self.config.settings
@@ -173,12 +175,13 @@ class TrainingLoop:
             sync = is_last or settings.grad_sync == "every"
             with self.system.microbatch(self.model, sync=sync), self.around_microbatch():
                 self._forward_backward(settings.grad_accum, is_last)
-        if settings.clip is not None:
-            with record_function("clip"):
-                self.system.clip(self.model, settings.clip)
-        with record_function("optimizer"):
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=settings.zero_grad == "release")
+        with self.around_update():
+            if settings.clip is not None:
+                with record_function("clip"):
+                    self.system.clip(self.model, settings.clip)
+            with record_function("optimizer"):
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=settings.zero_grad == "release")
 
     def evaluate(self) -> None:
         """Run forward of one batch without gradients, in evaluation mode."""

@@ -198,11 +198,11 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
         "getDefaultStream": lambda device: _NUMBERS(cuda.default_stream(device)),
         "setStream": lambda stream_id, **_: cuda.set_stream(cuda.Stream(stream_id=stream_id)),
         "sleep": partial(_spin, accelerator),
-        "hostMemoryStats": lambda: accelerator.pinned.nested(),
+        "hostMemoryStats": lambda: accelerator.host.nested(),
         "setMemoryFraction": lambda fraction, device: accelerator.allocator.limit(fraction),
         "getMemoryFraction": lambda device: accelerator.allocator.conf.per_process_memory_fraction or 1.0,
-        "resetAccumulatedHostMemoryStats": lambda: accelerator.pinned.reset(peaks=False),
-        "resetPeakHostMemoryStats": lambda: accelerator.pinned.reset(peaks=True),
+        "resetAccumulatedHostMemoryStats": lambda: accelerator.host.reset(peaks=False),
+        "resetPeakHostMemoryStats": lambda: accelerator.host.reset(peaks=True),
         **{
             name: partial(lambda find, *args, **kwargs: find(cuda)(*args, **kwargs), attrgetter(public))
             for name, public in table["public"].items()

@@ -5,7 +5,6 @@ the only global state: `ACCELERATOR` is empty on import and equipped by `Simulat
 registered before, in a process that forks.
 """
 
-import math
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -71,7 +70,7 @@ class Accelerator:
         self.network: Network = None  # type: ignore[assignment]
         self.trace: TraceRecorder | None = None
         self.host_ns_per_byte = 0.0
-        self.pinned, self.most_pinned = HostStats(), math.inf
+        self.host = HostStats()
         self.host_link_ns: Callable[[int], int] = lambda nbytes: 0
         self.on_out_of_memory: Callable[[str], None] | None = None
         self.device_count = 1

@@ -9,6 +9,7 @@ buffers by `storage.resize_`, which a patch routes here.
 """
 
 import functools
+import mmap
 import operator
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -333,6 +334,8 @@ def use_on_stream(tensor: torch.Tensor, stream: int) -> None:
 # Pinned memory is marked on the storage of the host's tensor, which torch's CPU allocator made: copies of it
 # are asynchronous to the CPU, all others block it.
 _MARK = "_sim_pinned"
+LARGE_ON_HOST = 1 << 20
+"""Bytes. To compute with less takes no longer than to find out that nothing has to be computed."""
 
 
 def pin(tensor: torch.Tensor) -> torch.Tensor:
@@ -346,12 +349,26 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _take_pinned(storage: Any) -> None:
-    held, most = ACCELERATOR.pinned, ACCELERATOR.most_pinned
+    held = ACCELERATOR.host
     held.hand_out(nbytes := 1 << max(0, storage.nbytes() - 1).bit_length())  # as torch rounds it
     weakref.finalize(storage, held.take_back, nbytes)
-    if held.active_bytes > most:
+    _check_host("pinned memory")
+
+
+def take_pageable(tensor: torch.Tensor) -> torch.Tensor:
+    """Count a host tensor's memory until it is freed; return the tensor. Raises `torch.OutOfMemoryError`."""
+    storage, held = tensor.untyped_storage(), ACCELERATOR.host.pageable
+    held.increase(storage.nbytes())
+    weakref.finalize(storage, held.increase, -storage.nbytes())
+    _check_host("memory")
+    return tensor
+
+
+def _check_host(kind: str) -> None:
+    taken, most = ACCELERATOR.host.bytes_held, ACCELERATOR.host.most
+    if taken > most:
         raise torch.OutOfMemoryError(
-            f"host out of memory: {held.active_bytes / 1e9:.1f} GB of pinned memory for one GPU, whose part "
+            f"host out of memory: {taken / 1e9:.1f} GB of {kind} for one GPU, whose part "
             f"of the host's is {most / 1e9:g} GB (host_link.memory_gb of the profile): offload less"
         )
 
@@ -365,7 +382,29 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 
 def pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor itself if it is pinned, else a pinned copy, as `Tensor.pin_memory`."""
-    return tensor if is_pinned(tensor) else pin(tensor.detach().clone())
+    if is_pinned(tensor):
+        return tensor
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and has_no_values(tensor):
+        return pin(zeros_on_host(tensor.shape, tensor.stride(), tensor.dtype))
+    return pin(tensor.detach().clone())
+
+
+def zeros_on_host(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros on the host. The operating system provides memory for a large one as it is written."""
+    nbytes = (1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))) * dtype.itemsize
+    if 0 in shape or nbytes < LARGE_ON_HOST:
+        return torch.empty_strided(shape, stride, dtype=dtype).zero_()
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)
+
+
+def has_no_values(host: torch.Tensor) -> bool:
+    """Return whether nothing can depend on the values of a large host tensor: no script reads them, or they
+    came from the device. Such a tensor is not copied and not computed with, so it takes no real memory."""
+    if host.device.type != "cpu" or host.nbytes < LARGE_ON_HOST or not host.is_floating_point():
+        return False
+    return not ACCELERATOR.follows_numbers or hasattr(host.untyped_storage(), "_sim_placeholders")
 
 
 def with_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -27,7 +27,7 @@ def test_so_they_do_when_materialised_at_once() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False), nn.Linear(4, 6))
         model[1].weight = model[0].weight
-    materialise(model, torch.device("cpu"))
+    materialise(model, torch.device("cpu"), with_weights=True)
     assert model[1].weight is model[0].weight
     assert [parameter.device.type for parameter in model.parameters()] == ["cpu"] * 3
 

@@ -5,6 +5,7 @@ two decreases a counter only grows, so it is enough to look at it before it fall
 halves the cost of an allocation. Counters that change with segments are rare and kept eagerly in `Stat`.
 """
 
+import math
 from collections import Counter
 
 METRICS = ("current", "peak", "allocated", "freed")
@@ -38,17 +39,24 @@ class Stat:
 
 
 class HostStats:
-    """Counters of the host's pinned memory, which torch hands out in blocks of powers of two and keeps."""
+    """Counters of the host's pinned memory, which torch hands out in blocks of powers of two and keeps.
 
-    def __init__(self) -> None:
+    Args:
+        most: bytes of the host's memory for one GPU, pinned and not.
+    """
+
+    def __init__(self, most: float = math.inf) -> None:
+        self.most = most
+        self.pageable = Stat()
+        """Bytes of large host tensors that are not pinned."""
         names = "allocations", "allocated_bytes", "active_requests", "active_bytes"
         self._stats = {name: Stat() for name in names}
         self._kept = Counter[int]()
 
     @property
-    def active_bytes(self) -> int:
-        """Return the bytes that callers hold."""
-        return self._stats["active_bytes"].current
+    def bytes_held(self) -> int:
+        """Return the bytes that callers hold, pinned and not."""
+        return self._stats["active_bytes"].current + self.pageable.current
 
     def hand_out(self, nbytes: int) -> None:
         """Count a block that a caller takes: one of this size that is kept, else a new one."""

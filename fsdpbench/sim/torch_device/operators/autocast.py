@@ -1,18 +1,16 @@
-"""`torch.autocast("sim")`: the operators in lower precision and in float32; and optimizer steps on the host.
+"""`torch.autocast("sim")`: the operators in lower precision and in float32.
 
 The lists, those of CUDA, are in `names.toml`. Casts of leaf parameters are
 kept until the outermost autocast context ends, as CUDA's are: once a step, and they cost memory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.torch_internals import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
 _KEY = "AutocastPrivateUse1"
 _OPERATORS = table_beside(__file__, "names.toml")["autocast"]
@@ -97,46 +95,3 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_cast(item, dtype) for item in value)
     return value
-
-
-_PASSES_UNFUSED = 3
-"""AdamW's dozen operators touch 21 tensors, the fused one 7."""
-
-
-def register_host_optimizer() -> None:
-    """Charge every optimizer's step on offloaded parameters from now on, in this process.
-
-    The host runs them on its own tensors in real time. Simulated time is bytes moved over a rank's memory
-    bandwidth (`host_link.memory_gb_s`):
-        parameter and states are read and written, the gradient is read         a fused step
-        three times that, since each operator goes through memory again          foreach and loops
-    """
-    register_optimizer_step_post_hook(_charge)
-
-
-def _charge(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if not ACCELERATOR.started:
-        return
-    if ACCELERATOR.sanitizer is not None:
-        ACCELERATOR.sanitizer.step_ended(optimizer)
-    nbytes = 0
-    for group in optimizer.param_groups:
-        passes = 1 if group.get("fused") else _PASSES_UNFUSED
-        for parameter in group["params"]:
-            if parameter.grad is not None and _local(parameter).device.type == "cpu":
-                nbytes += passes * _bytes_of_step(parameter, optimizer.state[parameter])
-    ACCELERATOR.timeline.cpu += round(nbytes * ACCELERATOR.host_ns_per_byte)
-
-
-def _bytes_of_step(parameter: torch.Tensor, state: Mapping[str, object]) -> int:
-    """Return the bytes read and written for one parameter in one pass."""
-    local, gradient = _local(parameter), _local(parameter.grad)
-    states = [_local(value) for value in state.values() if isinstance(value, torch.Tensor)]
-    kept = sum(tensor.nbytes for tensor in states if tensor.shape == local.shape)
-    return 2 * (local.nbytes + kept) + gradient.nbytes
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    """Return a DTensor's local part; other tensors as they are."""
-    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return part

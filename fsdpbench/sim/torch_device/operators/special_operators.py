@@ -225,8 +225,13 @@ def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: An
         tensor = tensor.to(dtype)  # torch converts on the side of the source
     nbytes = tensor.numel() * tensor.element_size()
     host = "meta" if torch.device(device).type == "meta" else "cpu"
-    strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host)
+    is_large = nbytes >= tensors.LARGE_ON_HOST
+    strided = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=dtype, device="meta" if is_large else host
+    )
     found = torch.zeros_like(strided, memory_format=format_)
+    if is_large and host == "cpu":
+        found = tensors.zeros_on_host(found.shape, found.stride(), dtype)
     non_blocking = bool(kwargs.get("non_blocking")) and host == "cpu"
     if non_blocking:
         tensors.pin(found)  # as torch, so that the copy is asynchronous
