@@ -11,7 +11,7 @@ from pathlib import Path
 
 LARGEST_INTEGER = 2**63 - 1
 MOST_GPUS = 1 << 20
-"""The maximum number of GPUs, far above any cluster; lists of so many ranks (meshes, groups) take seconds."""
+"""Maximum number of GPUs, far above any cluster; lists of that many ranks (meshes, groups) take seconds."""
 _MOST_DIGITS = 40
 """Python refuses numbers of some thousand digits, and is slow well below that."""
 _WHOLE = re.compile(r"-?[0-9]+")

@@ -1,4 +1,4 @@
-"""Reading untrusted input: files within limits, and their text as one printable line.
+"""Input from untrusted sources: files within limits, and their text as one printable line.
 
 Integers fit into 64 bits; nesting and size are bounded. If the path is not a readable file (a folder, a pipe
 without a writer, an endless device), a one-line error says why. NaN and infinity are accepted; the code that
@@ -272,11 +272,11 @@ def _too_large(origin: object, largest: int) -> UnreadableError:
 
 
 # Pickles may hold only plain values, so that no file can run code. Memory is bounded in proportion to the
-# file's size: Python's unpickler allocates its memo for the largest index in the file before it reads any
-# object, so six bytes can ask for gigabytes.
+# file's size: Python's unpickler allocates its memo for an index in the file before it reads any objects, so
+# six bytes can ask for gigabytes.
 
 _MEMORY_A_BYTE = 150
-"""Each byte of a pickle creates at most an empty dictionary and one reference to it."""
+"""Bytes of memory per byte of a pickle, which creates at most an empty dictionary and a reference to it."""
 _MEMORY_AT_LEAST = 256 << 20
 
 

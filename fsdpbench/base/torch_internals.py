@@ -9,7 +9,7 @@ torch are imported only when needed::
 
 If this version of torch lacks the name, that import raises `TorchInternalError`; `missing` checks all names.
 Monkey patches of torch go through here too: `patch` for a private name, `replace` for other attributes
-(temporarily: `patched`, `replaced`). All refuse to set an attribute that torch lacks, which has no effect.
+(temporarily: `patched`, `replaced`). They refuse attributes that torch lacks: a patch would be useless.
 """
 
 import importlib

@@ -47,7 +47,7 @@ class _LazyGroup(click.Group):
 
 
 def command_named(name: str) -> click.Command | None:
-    """Return the command `name`; None if there is none."""
+    """Return the command `name`, None if there is none."""
     if name not in _COMMANDS:
         return None
     module, _, function = _PLACES.get(name, f"commands.{name}.command").rpartition(".")
@@ -84,7 +84,7 @@ def _group() -> None:
 
 
 def run() -> None:
-    """Run the command that the arguments name, then end the process."""
+    """Run the command that the arguments name and end the process."""
     # Torch creates hundreds of thousands of objects, none of them garbage. Collect less often than by
     # default, and not at exit, which would take a third of a second.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def say(message: object) -> None:
-    """Print the error that ends the command, as one line of bounded length."""
+    """Print the error that ends the command: one line, of bounded length."""
     print(f"fsdpbench: {one_line(message)}", file=sys.stderr, flush=True)
 
 

@@ -120,7 +120,7 @@ class PointPool:
     """The environment of points; None: that of the fork server."""
 
     def __init__(self, jobs: int, nodes: Nodes | None = None, analysed: str | None = None) -> None:
-        """With `nodes`, this machine leads others that `follow`. `analysed`: the log of analysed traces."""
+        """With `nodes`, this machine leads others that `follow` it. `analysed`: log of analysed traces."""
         self.jobs = jobs
         self._nodes = nodes
         self._analysed = analysed
@@ -228,7 +228,7 @@ def _result_of(point: _Running) -> Result:
 
 def _late_result(point: _Running, outcome: Outcome) -> Result:
     took = time.monotonic() - point.began
-    if (point.folder / "files.open.json").exists():  # its files with tensors are not in the run's folder yet
+    if (point.folder / "files.open.json").exists():  # its files with tensors were not moved to the folder yet
         from fsdpbench.script.files.overlay import settle_after_death
 
         settle_after_death(point.folder)

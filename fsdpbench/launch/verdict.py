@@ -121,7 +121,7 @@ def log_to(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended: its record if it wrote one, and its exit code if known (negative: a signal)."""
+    """How one rank ended: its record if it wrote one, its exit code if it is known (negative: a signal)."""
 
     rank: int
     record: RankRecord | None

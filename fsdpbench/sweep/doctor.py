@@ -1,4 +1,4 @@
-"""Checks of what this machine can run, which mostly run it, and of what is missing for the rest."""
+"""Checks that find out, by running it, what this machine can run, and what is missing for the rest."""
 
 import importlib.metadata
 import importlib.util

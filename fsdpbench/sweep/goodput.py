@@ -57,7 +57,7 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Endured:
-    """Goodput of a training that waits for each checkpoint (`waiting`) or writes it `in_background`."""
+    """Goodput of a training that waits for each checkpoint (`waiting`), or writes it `in_background`."""
 
     checkpoint: Checkpoint
     waiting: Goodput

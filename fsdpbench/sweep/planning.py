@@ -32,9 +32,9 @@ class Target:
     measurement: Measurement
     sanitize: bool = False
     software: str | None = None
-    """The software profile of all systems; `None`: each system's own."""
+    """The software profile of all its systems; `None`: each system's own."""
     gpus_used_per_node: int | None = None
-    """As in `Config`."""
+    """As in a `Config`."""
 
     def workload(self) -> Workload:
         return get_workload(self.model, shape=dict(self.shape) or None)

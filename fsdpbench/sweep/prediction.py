@@ -67,7 +67,7 @@ class Prediction:
     """Samples (or tokens, if the workload has them) per second and GPU."""
     alloc_retries_per_step: float | None = None
     interval: Interval | None = None
-    """The interval for the real figures; None if the point could not be simulated on its own device."""
+    """The interval for the real figures; None for points on a CPU and points without figures."""
 
     @property
     def risky(self) -> bool:

@@ -109,7 +109,7 @@ class Trial:
 
     @property
     def interval(self) -> Interval | None:
-        """Return the interval for the real figures; None if the device was not simulated as it is."""
+        """Return the interval for the real figures; None for real devices, and without a step time."""
         return self.result.interval
 
     @property

@@ -230,7 +230,7 @@ def check_world(gpus: int, gpus_per_node: int, used: int | None = None) -> None:
 class WhatIf:
     """Assumptions about a simulation, and what it records, in addition to its configuration.
 
-    account: record which tensors hold memory at each moment.
+    account: record what holds memory at each moment.
     room: a factor for the GPU's memory.
     allocator: settings in the form of `PYTORCH_CUDA_ALLOC_CONF`; they replace those of the environment.
     variation: a change to a script's own calls (`script/variations`); several are joined by `+`.

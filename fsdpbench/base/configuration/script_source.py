@@ -72,7 +72,7 @@ class Variation(StrEnum):
     COMPILE = "compile"
     """Compile every wrapped unit."""
     NO_WAITS = "no-waits"
-    """Remove the CPU's waits for the GPU that the script's own lines cause."""
+    """Skip waits of the CPU for the GPU that the script's own lines cause."""
     DETACH_KEPT = "detach-kept"
     """Detach tensors that are kept across steps from their graphs."""
     HOST_KEPT = "host-kept"
@@ -83,8 +83,8 @@ class Variation(StrEnum):
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """A function that runs instead of its whole file. `folder` has the function and its arguments in
-    `call.pickle`; real ranks return values there. `root`: of its files; `maps_cuda`: run on CPU."""
+    """A function that runs instead of its whole file. `folder`: has it and its arguments in `call.pickle`,
+    and gets real ranks' results; `root`: of its files; `maps_cuda`: on real ranks, "cuda" is the CPU."""
 
     name: str
     module: str
@@ -95,10 +95,10 @@ class FunctionSource:
 
 @dataclass(frozen=True)
 class ScriptSource:
-    """A script: `path` as typed, and `digest` of the file's content. `to_the_end`: run on after measuring.
+    """A script: `path` as typed, `digest` of the file's content. `to_the_end`: continue after measuring.
     `check_ranks`: the ranks that run and are compared; empty for rank 0 alone.
-    `module`: the module's name if the file runs as one (`torchrun -m`). `keeps_files`: write all its
-    files into the run's folder. `function`: the function of the file that runs."""
+    `module`: the module's name if the file runs as one (`torchrun -m`). `keeps_files`: redirect all files
+    that it writes into the run's folder. `function`: the only function of the file to run."""
 
     path: str
     arguments: tuple[str, ...]

@@ -59,7 +59,7 @@ def table_beside(module: str, name: str) -> JsonObject:
 
 
 def texts_beside(module: str, name: str) -> Callable[..., str]:
-    """Return a function (text's name, values) that formats a text of the TOML file beside `module`."""
+    """Return a function (name, *values) that formats a text, by name, of the TOML file beside `module`."""
     texts = table_beside(module, name)
     return lambda text, *values: str(texts[text].format(*values))
 

@@ -177,7 +177,7 @@ class FolderLock:
         return f"not renewed for {age:.0f} s (every {owner.beat_s:g} s is usual)" if age > patience else None
 
     def _age(self) -> float | None:
-        """Return the seconds since the last beat, by the file system's clock; None if unknown."""
+        """Return the seconds since the last beat, by the file system's own clock; None if unknown."""
         probe = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         try:
             probe.touch(exist_ok=False)

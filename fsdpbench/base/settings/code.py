@@ -46,7 +46,7 @@ def limiter(settings: Any) -> str:
 
 
 def policy(settings: Any) -> str:
-    """Write FSDP2's dtypes, of parameters and of the reduction."""
+    """Write FSDP2's dtypes: of parameters and of the reduction."""
     reduce = settings.reduce_dtype or settings.param_dtype
     param = "None" if settings.param_dtype == "fp32" else TORCH_DTYPES[settings.param_dtype]
     reduced = "None" if reduce == settings.param_dtype else TORCH_DTYPES[reduce]
@@ -54,7 +54,7 @@ def policy(settings: Any) -> str:
 
 
 def mixed_precision(settings: Any) -> str:
-    """Write FSDP1's dtypes, of parameters, of the reduction and of buffers."""
+    """Write FSDP1's dtypes: of parameters, of the reduction and of buffers."""
     reduce = settings.reduce_dtype or settings.param_dtype
     kinds = {"param": settings.param_dtype, "reduce": reduce, "buffer": settings.buffer_dtype}
     if list(kinds.values()) == ["fp32", "fp32", None]:

@@ -121,7 +121,7 @@ class Setting:
         return plain_text(self.default)
 
     def help(self, many: bool) -> str:
-        """Return the help of the flag; `many`: it takes a list."""
+        """Return the help of its flag; `many`: it takes a list."""
         takes = f": {self.values}"
         if self.example:
             one = self.example[0] if self.example[0] != self.usual else self.example[-1]

@@ -100,7 +100,7 @@ class Settings:
 
     @classmethod
     def of(cls, **values: Any) -> "Settings":
-        """Return the defaults, overridden by `values` (texts or typed values). Raises `UsageError`."""
+        """Return defaults, overridden by `values` (texts or typed values). Raises `UsageError`."""
         read: dict[str, Any] = {name: setting_named(name).read(value) for name, value in values.items()}
         return cls(**read)
 

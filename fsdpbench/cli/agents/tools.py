@@ -180,7 +180,7 @@ def check_inside(folder: str, name: str, text: str) -> None:
 
 
 def _strings(node: object) -> Iterator[str]:
-    """Yield the strings of a parsed file at any depth."""
+    """Yield the strings of a parsed file, at any depth."""
     if isinstance(node, str):
         yield node
     elif isinstance(node, dict | list):

@@ -115,7 +115,7 @@ def _analyzed(
 
 
 def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, object], list[str]]:
-    """Return the changes of each rank as JSON and text. Raises `UsageError` if a side has no trace."""
+    """Return the changes of each rank, as JSON and as text. Raises `UsageError` if a side has no trace."""
     from fsdpbench.reports.analysis.trace_diff import describe_diff, diff_analyses
 
     diffs = diff_analyses(before, after)

@@ -1,4 +1,4 @@
-"""`fsdpbench calibrate`: write a hardware profile from measurements of a machine or from measured runs."""
+"""`fsdpbench calibrate`: write a hardware profile from measurements of a machine, or from measured runs."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _process_group(device: str) -> Iterator[None]:
 
 
 def calibrate_from_nccl_tests(paths: Sequence[Path], output: Path, base: str | None, as_json: bool) -> None:
-    """Fit the network of the packaged profile `base` to tables of nccl-tests, and write the profile."""
+    """Fit the network of the packaged profile `base` to tables of nccl-tests and write the profile."""
     from fsdpbench.lab.calibrate.machine import packaged
     from fsdpbench.lab.calibrate.nccl_tests import points_of_files
     from fsdpbench.lab.calibrate.network_fit import fit_network

@@ -1,4 +1,4 @@
-"""`fsdpbench explain`: why memory ran out, and changes that fit. `expect`: is a measured speed normal."""
+"""`fsdpbench explain`: why memory ran out, and changes that fit; `expect`: is a measured speed normal."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _read(source: str, hardware: str | None, explanation: Explanation) -> tuple[
 
 
 def _read_message(source: str) -> OomReport:
-    """Return the message in a log or on standard input. Raises `UsageError` if there is none."""
+    """Return the message in a log, or on standard input. Raises `UsageError` if there is none."""
     from fsdpbench.reports.readers.oom_log import read_log
 
     try:

@@ -140,7 +140,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 
 
 def _advice(config: Config, result: Result) -> tuple[dict[str, object], str] | None:
-    """Return advice, or after out of memory changes that fit, as JSON and text; None without figures."""
+    """Return advice, or after out of memory the changes that fit, as JSON and text; None without figures."""
     from fsdpbench.answers.advise import advise_script, fitting_mix
     from fsdpbench.answers.advise.text import as_dict, describe_advice, describe_fitting, entry
     from fsdpbench.sweep.trials import jobs_for

@@ -342,7 +342,7 @@ def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> N
 
 
 def default_name(request: SweepRequest) -> str:
-    """Return the name of a sweep's folder. Equal spaces have equal names, so the same command resumes."""
+    """Return the name of a sweep's folder. Equal spaces have equal names: the same command resumes."""
     target = request.target
     where = Path(target.hardware).stem if target.hardware else target.device
     model = re.sub(r"[:/]", "-", target.model)

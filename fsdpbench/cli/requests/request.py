@@ -93,7 +93,7 @@ class SweepRequest:
         return error_text("request.preset_varies", self.preset, ", ".join(varied))
 
     def announcement(self, points: int, how: str = "") -> str:
-        """Return the first line of a sweep: what runs, where, and why there. `how`: eager or compiled."""
+        """Return the first line of a sweep: what runs, where and why there. `how`: eager or compiled."""
         target = self.target
         gpus = ", ".join(map(str, self.gpus))
         if target.device == "sim":

@@ -30,7 +30,7 @@ script_options = grouped(
 
 
 def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> "Config | None":
-    """Return the configuration of `--script` or `--module`; None without them. Raises `UsageError`."""
+    """Return the configuration of `--script` or `--module`, None without them. Raises `UsageError`."""
     path, module = options.get("script"), options.get("module")
     if path is None and module is None:
         if options.get("check_ranks") is not None:

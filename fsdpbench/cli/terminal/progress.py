@@ -26,7 +26,7 @@ _GAP = 2
 
 
 def make_progress() -> Progress:
-    """Return a live table for a terminal, or lines for a file or pipe."""
+    """Return a live table for a terminal, lines for a file or a pipe."""
     console = make_console(stderr=True)
     return LiveProgress(console) if console.is_terminal else PlainProgress()
 

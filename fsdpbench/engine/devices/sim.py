@@ -209,7 +209,7 @@ class SimDevice(Tells):
 
     def step_work(self, step: Callable[[], object]) -> dict[str, float]:
         """Return `RankRecord.step_work`. If copies to the host take time, also run a step with a slow host
-        link. If `what_if.room` changes the memory, nothing is compared with the step, so that is skipped."""
+        link. If `what_if.room` changes the memory, the step is not compared with others, so skip that."""
         work, as_it_is = self._work, self._graph is None and self._what_if.room == 1
         if as_it_is and self._open_simulation().slow_host_link(work):
             work["slow_link_step"] = self.timed_step(step)
@@ -249,7 +249,7 @@ def _forget(loss: torch.Tensor) -> None:
 
 
 def _with_room(profile: HardwareProfile, room: float) -> HardwareProfile:
-    """Return the profile of the same GPU and host with `room` times the memory."""
+    """Return the profile of the same GPU and its host with `room` times the memory."""
     if room == 1.0:
         return profile
     capacity = min(room * profile.memory.capacity_gib, KEYS["memory.capacity_gib"].most)

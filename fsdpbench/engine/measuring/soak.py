@@ -181,7 +181,7 @@ class TrainingLoop:
             self.optimizer.zero_grad(set_to_none=settings.zero_grad == "release")
 
     def evaluate(self) -> None:
-        """Run the forward of one batch without gradients, in evaluation mode."""
+        """Run forward of one batch without gradients, in evaluation mode."""
         self.model.eval()
         with record_function("evaluation"), torch.no_grad():
             batch = next(self.batches)

@@ -103,7 +103,7 @@ def git_revision() -> str | None:
 
 
 def environment(config: Config) -> dict[str, object]:
-    """Return the `environment` of a result. On `sim` it does not name this machine, so that results equal."""
+    """Return the `environment` of a result. On `sim` it never names this machine, for equal results."""
     recorded: dict[str, object] = {"versions": versions_of(config)}
     if config.device == "sim" and conf_in(os.environ):
         recorded["variables"] = {name: os.environ[name] for name in CONF_VARIABLES if name in os.environ}

@@ -152,7 +152,7 @@ def not_applicable_result(config: Config, reasons: dict[str, str]) -> Result:
 
 
 def _doubts(config: Config) -> dict[str, list[str]]:
-    """Return `warnings` about the simulated machine and its software, if any."""
+    """Return the `warnings` about a simulated machine and its software, if any."""
     if config.hardware is None:
         return {}
     software = load_software(config.software or CURRENT)

@@ -133,7 +133,7 @@ def calibrate(
         # These describe the base's software and chip; runs are priced by what was measured here.
         libraries=MappingProxyType({}),
         runs_use=(),
-        older=None,  # one chip generation was measured; for an older one, a file falls back to its base
+        older=None,  # only one generation of kernels was measured; a file has the older one of its base
     )
     assumed = tuple(key for key in all_keys(profile) if key not in run.measured)
     return Calibration(profile, base.name, tuple(run.measured), assumed, run.errors)

@@ -156,7 +156,6 @@ SHAPES = tuple(
 )
 _EXPLAINED = 0.02
 """If the mean error of a fit exceeds this, the backward also gets a traffic figure."""
-# Lowest, highest, scale of a step.
 
 
 def measure_attention(machine: Machine, profile: HardwareProfile) -> Fit[AttentionProfile]:

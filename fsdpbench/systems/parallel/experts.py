@@ -24,7 +24,7 @@ from fsdpbench.workloads.decoder.experts import Experts, Mixture
 
 
 def share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Give each rank of `mesh` its experts as DTensors, and the mixtures of `model` an exchange."""
+    """Give each rank of `mesh` its experts, as DTensors, and the mixtures of `model` their exchange."""
     for module in model.modules():
         if isinstance(module, Mixture):
             module.exchange = RankExchange(mesh)

@@ -185,7 +185,7 @@ def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
 def _memory(
     config: Config, peaks: PeakMemory | None, unknown: Sequence[widths.Unknown]
 ) -> tuple[dict[str, Span], bool]:
-    """Return intervals of the peaks in bytes, and whether that of reserved memory exceeds the device's."""
+    """Return intervals of the peaks in bytes; whether that of reserved memory exceeds the device's."""
     # For runs of other kinds, `widths` covers an assumed model; here the user states the model.
     of_memory = [reason for reason in unknown if reason not in (*_MEMORY_KNOWS, *_STATED)]
     least = widths.OTHER_KIND if any(reason in _STATED for reason in unknown) else 0.0

@@ -12,8 +12,8 @@ A width is the 90 % quantile of |ln(measured / predicted)|. Every group of runs 
 same weight, however many runs it has, because its runs share errors, and a user's case is a new group. Each
 unknown aspect adds its variance: sqrt(known^2 + sum(aspect^2 - known^2)).
 
-Between nodes the network's rate is the largest unknown. If collectives between nodes, measured alone, are a
-share s of a step and take f times as long, the step takes 1 + f s - max(s, 0.72) times as long: computation
+Between nodes the network's rate is the largest unknown. If collectives between nodes, run alone, would be a
+share s of a step, and take f times as long, the step takes 1 + f s - max(s, 0.72) times as long: computation
 hides them up to a share of 0.72. That widens the interval upwards, unless the network was measured
 (`Width.with_network`). The part of a residual that the network explains does not count for the rest.
 

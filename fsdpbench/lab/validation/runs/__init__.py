@@ -1,1 +1,1 @@
-"""Published runs, and the files that they come from."""
+"""Published runs, and the files they come from."""
