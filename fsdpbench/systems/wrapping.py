@@ -1,4 +1,4 @@
-"""Selection of the modules that become FSDP units. All systems get the same units, so that they compare.
+"""Selection of the modules that become FSDP units. All systems get the same units, to be comparable.
 
 block      each block                          every-K    each K consecutive blocks, as one module
 every-K:N+every-L:M    by unit                 root       the whole model only
