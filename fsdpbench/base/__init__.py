@@ -1,2 +1,2 @@
-"""The ground of all rooms: errors, numbers, settings, configurations, reports of scripts, and files read and
-written safely."""
+"""Foundations that every other package imports: errors, numbers, settings, configurations, records of
+scripts, and safe file access."""

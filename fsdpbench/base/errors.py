@@ -1,4 +1,4 @@
-"""Errors of the bench that end a command with one clear line and a documented exit code."""
+"""Errors that end a command with one clear line and a documented exit code."""
 
 import contextlib
 import difflib
@@ -22,14 +22,14 @@ class ExitCode(IntEnum):
 
 
 class PicklableError(Exception):
-    """An error that is restored from its `args` and attributes, whatever its `__init__` takes."""
+    """An error that is unpickled from its `args` and attributes, whatever arguments its `__init__` takes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class BenchError(PicklableError):
-    """An error that ends the command with `exit_code` and the message alone, no traceback."""
+    """An error that ends the command with `exit_code` and only the message, without a traceback."""
 
     exit_code = ExitCode.BENCH_FAILED
 
@@ -53,7 +53,7 @@ class SomeFailedError(BenchError):
 
 
 def error_text(name: str, *values: object) -> str:
-    """Return the text of an error by its name in `errors.toml`, with `values` in their places."""
+    """Return the error text called `name` in `errors.toml`, formatted with `values`."""
     return _texts()[name].format(*values)
 
 
@@ -64,7 +64,7 @@ def _texts() -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def written(path: object, way_out: str = "") -> Iterator[None]:
-    """Report in one line that `path` cannot be written, and what to do instead. Raises `BenchError`."""
+    """Report in one line that `path` cannot be written, followed by `way_out`. Raises `BenchError`."""
     try:
         yield
     except OSError as error:
@@ -72,7 +72,7 @@ def written(path: object, way_out: str = "") -> Iterator[None]:
 
 
 def unknown(kind: str, value: str, known: Iterable[str], way_out: str) -> UsageError:
-    """Return a `UsageError` for an unknown name, with the nearest known and the command that lists all."""
+    """Return a `UsageError` for an unknown `value`; it names similar ones and `way_out`, which lists all."""
     names = sorted(known)
     near = difflib.get_close_matches(value, names, n=3, cutoff=0.4)
     offer = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(names)}."

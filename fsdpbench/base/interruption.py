@@ -1,16 +1,16 @@
-"""The end of processes: by SIGINT, SIGTERM and SIGHUP, and with the parent that started them.
+"""Process termination: by SIGINT, SIGTERM and SIGHUP, and together with the parent process.
 
-A process that holds nothing ends immediately, one that does ends by unwinding.
+A process that holds no resources ends immediately; otherwise it unwinds first.
 
-    outside of `unwinding`   the signal's own action: the kernel ends the process, whatever it imports or
-                             computes just now
-    inside                   the first raises `Interrupted` in the main thread: displays are restored,
-                             children end, locks are released
+    outside of `unwinding`   the signal's default action: the kernel ends the process, even during an import
+                             or a computation
+    inside                   the first signal raises `Interrupted` in the main thread: displays are restored,
+                             child processes end, locks are released
     a second one, or
-    not gone in `PATIENCE_S` the signal's own action
+    not gone in `PATIENCE_S` the signal's default action
 
-Children die with their parent (`die_with_parent`), so that a process that was ended leaves none behind.
-Light, as what is imported before it: a command begins with it.
+Children die with their parent (`die_with_parent`), so a process that is killed leaves none running.
+Every command imports this module first, so it imports only light modules.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import sys
 import time
 
 PATIENCE_S = 1.0
-"""Seconds that unwinding may take: with the end itself less than the two that are promised."""
+"""The maximum seconds of unwinding; together with process exit less than the documented two."""
 _HEARD = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The end of this process that a signal asks for."""
+    """Ends this process because of a signal."""
 
 
 class _Interruption:
-    """The state of this process: whether anything is to be unwound, and the signal that arrived."""
+    """The state of this process: how deep it is in `unwinding`, and the signal that arrived."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -59,7 +59,7 @@ class _Interruption:
         for heard in self._before:
             _signal.signal(heard, _signal.SIG_DFL)
         self.number = number
-        # Not `threading`: what it locks may be held by the code that was interrupted.
+        # Not `threading`: the interrupted code may hold one of its locks.
         _thread.start_new_thread(self._insist, (number,))
         raise Interrupted
 
@@ -70,7 +70,7 @@ class _Interruption:
 
 
 class unwinding:  # noqa: N801 - used as a function; `contextlib` is not loaded yet
-    """`with unwinding():` an interruption raises `Interrupted`, so that what is held here is released."""
+    """A context manager: inside, a signal raises `Interrupted`, so that resources held here are released."""
 
     def __enter__(self) -> None:
         _interruption.enter()
@@ -83,7 +83,7 @@ _interruption = _Interruption()
 
 
 def take_over() -> None:
-    """Make this process a command: from here on signals end it silently from the interpreter."""
+    """Make this process a command: signals then end it with their default action and print no traceback."""
     for number in _HEARD:
         if number == _signal.SIGTERM or _signal.getsignal(number) is not _signal.SIG_IGN:
             _signal.signal(number, _signal.SIG_DFL)
@@ -92,43 +92,43 @@ def take_over() -> None:
 
 
 def hold() -> None:
-    """Let signals wait for the next `take_over`, in the program that this process is about to become."""
+    """Block signals until the next `take_over`, in the program that this process is about to execute."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _HEARD)
 
 
 def arrived() -> int:
-    """Return the signal that asked this process to end; 0: none did."""
+    """Return the signal that is ending this process; 0 if none arrived."""
     return _interruption.number
 
 
 def forget() -> None:
-    """Let the process live on: it is not a command's own (a test)."""
+    """Forget the signal and continue: the process is not a command's own (in tests)."""
     _interruption.number = 0
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """End silently on an interruption where nothing can be raised (a finalizer): it would be printed."""
+    """Exit without output on an `Interrupted` in a finalizer, which Python would print instead of raise."""
     if isinstance(unraisable.exc_value, Interrupted):
-        os.kill(os.getpid(), _interruption.number)  # its own action since it arrived
+        os.kill(os.getpid(), _interruption.number)  # `_raise` has restored its default action
     sys.__unraisablehook__(unraisable)
 
 
 def _main_thread() -> int:
-    """Return the main thread's ident; without `threading` loaded no other thread of Python's runs."""
+    """Return the main thread's ident. If `threading` is not loaded, Python runs no other thread."""
     threading = sys.modules.get("threading")
     ident = threading.main_thread().ident if threading else None
     return _thread.get_ident() if ident is None else int(ident)
 
 
 PARENT = "FSDPBENCH_PARENT"
-"""Environment variable by which a fresh process learns the number of its parent."""
+"""The environment variable that gives a new process its parent's id."""
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int | None = None) -> None:
     """Have this process killed when the thread that started it ends.
 
-    `parent`: the process of that thread. If this process has another parent already, it has ended before, and
+    `parent`: the process of that thread. If this process already has another parent, the first has ended, and
     this process ends too.
     """
     import ctypes  # not before: a command begins with this module
@@ -139,6 +139,6 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def die_with_named_parent() -> None:
-    """Call `die_with_parent` in a fresh process whose parent may have left its number in the environment."""
+    """Call `die_with_parent` in a new process, with the parent's id from the environment if it is there."""
     number = os.environ.pop(PARENT, "")
     die_with_parent(int(number) if number.isdecimal() else None)

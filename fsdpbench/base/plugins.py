@@ -1,4 +1,4 @@
-"""Systems and models of other packages, found by entry point without importing them.
+"""Systems and models from other packages, found by entry point without importing them.
 
     [project.entry-points."fsdpbench.systems"]
     my-fsdp = "my_package.bench:MyFsdp"
@@ -6,8 +6,8 @@
     [project.entry-points."fsdpbench.workloads"]
     my-model = "my_package.models:FAMILY"
 
-A plugin is loaded when it is chosen or listed; one that cannot be loaded takes nothing else with it. What it
-computes is part of a result's key, as the hash of its package's sources.
+A plugin is loaded when it is chosen or listed; one that fails to load does not affect others. The hash of a
+plugin's sources is part of the keys of its results.
 """
 
 import functools
@@ -24,14 +24,14 @@ from fsdpbench.base.errors import UsageError
 SYSTEMS = "fsdpbench.systems"
 FAMILIES = "fsdpbench.workloads"
 OWN_FAMILIES = ("gpt", "t5", "llama", "decoder", "regnet", "deepvit", "dhen")
-"""Families of models that are ours: an entry point of such a name is not taken."""
+"""Families of models that fsdpbench has itself: entry points with these names are ignored."""
 _PACKAGES = {"deepspeed-zero3": "deepspeed", "megatron-fsdp": "megatron-fsdp"}
-"""Distributions of optional packages that our own systems run, by system."""
+"""Distributions of optional packages that fsdpbench's own systems use, by system."""
 
 
 @functools.cache
 def plugins(group: str = SYSTEMS) -> dict[str, importlib.metadata.EntryPoint]:
-    """Return the entry points of the group by name; of two with one name the first on the path."""
+    """Return the entry points of the group by name; if two share a name, the first on Python's path."""
     found: dict[str, importlib.metadata.EntryPoint] = {}
     for entry in importlib.metadata.entry_points(group=group):
         found.setdefault(entry.name, entry)
@@ -39,7 +39,7 @@ def plugins(group: str = SYSTEMS) -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def family_of(model: str) -> importlib.metadata.EntryPoint | None:
-    """Return the entry point of the family with which a model's name begins (`my-model-7b`), or None."""
+    """Return the entry point of the family whose name a model's name begins with (`my-model-7b`), or None."""
     names = [
         name
         for name in plugins(FAMILIES)
@@ -49,14 +49,14 @@ def family_of(model: str) -> importlib.metadata.EntryPoint | None:
 
 
 def offered_by(entry: importlib.metadata.EntryPoint) -> str:
-    """Return name and version of the distribution that an entry point comes from."""
+    """Return name and version of the distribution that provides an entry point."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.module
 
 
 @functools.cache
 def foreign_identity(system: str) -> dict[str, str] | None:
-    """Return the identity of a system that is not all our own, for a result's key: its distribution, and for
-    a plugin the hash of its sources. None for our own."""
+    """Return the identity of a system from another package, for a result's key: its distribution, and for a
+    plugin also the hash of its sources. None for fsdpbench's own systems."""
     if system in _PACKAGES:
         try:
             return {"from": f"{_PACKAGES[system]} {importlib.metadata.version(_PACKAGES[system])}"}
@@ -68,13 +68,13 @@ def foreign_identity(system: str) -> dict[str, str] | None:
 
 @functools.cache
 def foreign_model(model: str) -> dict[str, str] | None:
-    """Return the identity of a plugin's model, for a result's key. None for our own."""
+    """Return the identity of a plugin's model, for a result's key. None for fsdpbench's own models."""
     entry = family_of(model)
     return None if entry is None else _identity(entry)
 
 
 class PluginError(UsageError, ValueError):
-    """A package that offers something and cannot be loaded, or offers something else."""
+    """A plugin that cannot be loaded, or is not what its group requires."""
 
 
 ThingT = TypeVar("ThingT")
@@ -82,7 +82,7 @@ ThingT = TypeVar("ThingT")
 
 @dataclass(frozen=True)
 class Offer(Generic[ThingT]):
-    """One name that can be chosen. `thing` None: its plugin cannot be loaded, and `problem` says why."""
+    """A name that can be chosen. If `thing` is None, the plugin cannot be loaded, and `problem` says why."""
 
     name: str
     origin: str
@@ -91,10 +91,10 @@ class Offer(Generic[ThingT]):
 
 
 class Loader(Generic[ThingT]):
-    """Loads the plugins of a group when they are asked for, each once.
+    """Loads each plugin of a group once, on first use.
 
-    `own`: names that are ours, which no plugin takes; `flaw(name, loaded)` says why what was loaded is not
-    what the group is for.
+    `own`: names of fsdpbench itself, which plugins cannot take; `flaw(name, loaded)` returns why a loaded
+    object does not fit the group, or None.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class Loader(Generic[ThingT]):
         self._loaded: dict[str, ThingT] = {}
 
     def load(self, name: str) -> ThingT:
-        """Return the plugin of that name. Raises `PluginError`."""
+        """Return the plugin called `name`. Raises `PluginError`."""
         if name not in self._loaded:
             entry = plugins(self._group)[name]
             where = f"{self._kind} {name!r} of {offered_by(entry)} ({entry.value})"
             try:
                 loaded = entry.load()
                 thing = loaded() if isinstance(loaded, type) else loaded
-            except Exception as error:  # whatever a foreign module does while it is imported
+            except Exception as error:  # a foreign module may raise anything while it is imported
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
                 raise PluginError(f"{where} cannot be loaded: {reason}") from error
             if flaw := self._flaw(name, thing):
@@ -120,7 +120,7 @@ class Loader(Generic[ThingT]):
         return self._loaded[name]
 
     def offers(self) -> list[Offer[ThingT]]:
-        """Return the plugins, also those that cannot be loaded."""
+        """Return all plugins, including those that cannot be loaded."""
         return [self._offer(name, offered_by(entry)) for name, entry in plugins(self._group).items()]
 
     def _offer(self, name: str, origin: str) -> Offer[ThingT]:
@@ -132,12 +132,12 @@ class Loader(Generic[ThingT]):
             return Offer(name, origin, None, str(error))
 
     def forget(self) -> None:
-        """Load plugins again when they are asked for next."""
+        """Discard loaded plugins; they are loaded again on next use."""
         self._loaded.clear()
 
 
 def forget() -> None:
-    """Forget plugins: they are looked for again when they are asked for next."""
+    """Clear the caches of plugins; entry points are searched again on next use."""
     for function in (plugins, foreign_identity, foreign_model):
         function.cache_clear()
 

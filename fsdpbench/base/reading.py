@@ -1,8 +1,8 @@
-"""Input that anybody may have written: files within limits, and text from them on one line.
+"""Input from untrusted sources: files within limits, and their text as one printable line.
 
-Whole numbers fit into 64 bits, nesting and size are bounded; of whatever else is at the path (a folder, a
-pipe without a writer, a device that never ends) one line says why it cannot be read. NaN and infinity pass:
-who knows the key decides what they mean. Pickles give plain values: lists, dictionaries, strings, numbers.
+Integers fit into 64 bits; nesting and size are bounded. If the path is not a readable file (a folder, a pipe
+without a writer, an endless device), a one-line error says why. NaN and infinity are accepted; the code that
+uses a key checks them. Pickles may hold only plain values: lists, dictionaries, strings, numbers.
 """
 
 import csv
@@ -24,22 +24,22 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import LARGEST_INTEGER as LARGEST_INTEGER
 
 JsonObject = dict[str, Any]
-"""An object of a JSON, TOML or pickled file as it is read, its values not checked yet, or an open part of a
-file: the words of a device, a script or the compiler, passed on as they are."""
+"""A JSON, TOML or pickled object as it was read, whose values are not checked yet, or a part of a file
+without a schema: data of a device, a script or the compiler that is passed on unchanged."""
 
-# Names, paths, causes and values may hold anything: escape sequences that a terminal obeys, line breaks that
-# make one line two, a megabyte. The text shown of them is printable and bounded.
+# Names, paths, causes and values may hold anything: terminal escape sequences, line breaks in text meant for
+# one line, a megabyte. The text that is shown of them is printable and bounded.
 
 LONGEST_LINE = 1000
 _NOT_PRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
-"""C0 and C1 controls, line and paragraph separators, what is invisible or turns the direction of writing, and
-halves of surrogate pairs (bytes of a path that are not UTF-8)."""
+"""C0 and C1 controls, line and paragraph separators, invisible characters, those that change the direction of
+writing, and halves of surrogate pairs (bytes of a path that are not UTF-8)."""
 
 
 def printable(text: object) -> str:
-    """Return `text` on one line: each control character is replaced by its escape, as in `\\x1b`."""
+    """Return `text` on one line: each control character is replaced by an escape such as `\\x1b`."""
     return _NOT_PRINTABLE.sub(_escaped, str(text))
 
 
@@ -49,20 +49,20 @@ def printable_lines(text: object) -> str:
 
 
 def one_line(text: object, longest: int = LONGEST_LINE) -> str:
-    """Return `text` printable and no longer than `longest`: of a longer one beginning and end are kept."""
+    """Return `text` printable, shortened in the middle if it is longer than `longest`."""
     whole = str(text)
     if len(whole) <= longest:
         whole = printable(whole)
     if len(whole) <= longest:
         return whole
-    # The beginning names the thing, the end says the way out.
+    # The beginning names the subject, the end says what to do.
     left_out = f" … {len(whole) - longest:,} characters … "
     head, tail = 2 * longest // 3, longest // 3 - len(left_out)
     return f"{printable(whole[:head])[:head]}{left_out}{printable(whole[-tail:])[-tail:]}"
 
 
 def all_on_one_line(tree: Any, longest: int = 4 * LONGEST_LINE) -> Any:
-    """Return JSON's value with `one_line` of each text in it. Raises `RecursionError` if it is too deep."""
+    """Return a JSON value with `one_line` of each text in it. Raises `RecursionError` if it is too deep."""
     if isinstance(tree, str):
         return one_line(tree, longest)
     if isinstance(tree, list):
@@ -95,9 +95,8 @@ _LONG_KEY = re.compile(
 
 
 class UnreadableError(UsageError, ValueError):
-    """Content that is missing, too large or of another kind. The message is one line: its `origin`, and the
-    `reason`. Code that reads files which may be broken without a mistake (a result cut short, another
-    machine's lock) catches it."""
+    """Input that is missing, too large or of the wrong kind. The message is one line: `origin` and `reason`.
+    Catch it where unreadable files are not a user's mistake: a truncated result, another machine's lock."""
 
     def __init__(self, origin: object, reason: str) -> None:
         self.origin = one_line(origin, _LONGEST_REASON)
@@ -116,7 +115,7 @@ def read_toml(path: Path, largest: int = LARGEST_TOML) -> JsonObject:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a packaged CSV table, by column; those that begin with `#` are left out."""
+    """Return the rows of a CSV table of the package, by column, without those that begin with `#`."""
     lines = path.read_text().splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
@@ -127,14 +126,14 @@ def read_text(path: Path, largest: int = LARGEST_JSON) -> str:
 
 
 def parse_json(content: bytes | str, origin: str) -> Any:
-    """Return the value of JSON that is read already; `origin` begins the message of an `UnreadableError`."""
+    """Return the value of JSON text; `origin` begins the message of an `UnreadableError`."""
     return _parsed(json.loads, _text(content, origin), origin, "JSON")
 
 
 def parse_toml(content: bytes | str, origin: str) -> JsonObject:
-    """Return the tables of TOML that is read already; `origin` begins the message of an `UnreadableError`."""
+    """Return the tables of TOML text; `origin` begins the message of an `UnreadableError`."""
     text = _text(content, origin)
-    if _LONG_KEY.search(text):  # time and memory of the parser grow with the square of a key's parts
+    if _LONG_KEY.search(text):  # the parser's time and memory are quadratic in the number of a key's parts
         raise UnreadableError(origin, f"is not usable TOML (a key of more than {_MOST_KEY_PARTS} parts)")
     tables: JsonObject = _parsed(tomllib.loads, text, origin, "TOML")
     return tables
@@ -151,7 +150,7 @@ def _parsed(parse: Callable[[str], Any], text: str, origin: str, kind: str) -> A
     except (json.JSONDecodeError, tomllib.TOMLDecodeError, _BeyondLimitError) as error:
         raise UnreadableError(origin, f"is not usable {kind} ({error})") from None
     except (ValueError, OverflowError) as error:
-        # What Python itself refuses inside a value: a number of more than 4,300 digits, an impossible date.
+        # Python refuses some values itself: an integer of more than 4,300 digits, an impossible date.
         reason = "a whole number is beyond 2^63-1" if "digits" in str(error) else str(error)
         raise UnreadableError(origin, f"is not usable {kind} ({reason})") from None
     return value
@@ -162,7 +161,7 @@ class _BeyondLimitError(ValueError):
 
 
 def _check_limits(value: Any) -> None:
-    """Raise `_BeyondLimitError` beyond a limit. Not recursive: parsers nest deeper than Python's stack."""
+    """Raise `_BeyondLimitError` beyond a limit. Iterative: JSON may nest deeper than Python's stack."""
     waiting: list[tuple[Any, str, int]] = [(value, "", 0)]
     while waiting:
         node, where, depth = waiting.pop()
@@ -188,8 +187,8 @@ def _text(content: bytes | str, origin: str) -> str:
 
 
 def read_bytes(path: Path, largest: int, *, await_writer: bool = False) -> bytes:
-    """Return a file's content; of a pipe without a writer nothing, or with `await_writer` the bytes that come
-    within seconds. Raises `UnreadableError`, also for what is not a file or larger than `largest`."""
+    """Return a file's content. A pipe without a writer is empty; with `await_writer`, wait seconds for one.
+    Raises `UnreadableError`, also if `path` is not a file or is larger than `largest` bytes."""
     try:
         handle = _opened(path)
         try:
@@ -208,8 +207,8 @@ def read_bytes(path: Path, largest: int, *, await_writer: bool = False) -> bytes
 
 
 def read_standard_input(largest: int, on_wait: Callable[[], None]) -> bytes:
-    """Return standard input, to its end, however long its writer lives; call `on_wait` once that takes long.
-    Raises `UnreadableError` past `largest` bytes."""
+    """Return standard input to its end, however long its writer takes. Call `on_wait` once if that takes
+    long. Raises `UnreadableError` above `largest` bytes."""
     try:
         return _read_all("standard input", 0, largest, True, on_wait)
     except OSError as error:
@@ -217,7 +216,7 @@ def read_standard_input(largest: int, on_wait: Callable[[], None]) -> bytes:
 
 
 def read_tail(path: Path, most: int) -> str:
-    """Return the last `most` bytes of a log, as far as they are text; empty where there is none."""
+    """Return the last `most` bytes of a log as text; empty if there is no log."""
     try:
         with open(_opened(path), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most))
@@ -227,7 +226,7 @@ def read_tail(path: Path, most: int) -> str:
 
 
 def _opened(path: Path) -> int:
-    # Not blocking: a pipe without a writer would hold the command for ever.
+    # Do not block: opening a pipe without a writer would wait forever.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISDIR(os.fstat(handle).st_mode):
         os.close(handle)
@@ -238,7 +237,7 @@ def _opened(path: Path) -> int:
 def _read_all(
     origin: object, handle: int, largest: int, silent: bool, on_wait: Callable[[], None] | None = None
 ) -> bytes:
-    """Return everything to the end. `silent`: there may be nothing to read yet."""
+    """Return all bytes up to the end. `silent`: there may be nothing to read yet."""
     parts: list[bytes] = []
     size, waited = 0, False
     ends = time.monotonic() + _WHOLE_PATIENCE_S
@@ -272,12 +271,12 @@ def _too_large(origin: object, largest: int) -> UnreadableError:
     return UnreadableError(origin, f"is larger than {largest // MIB} MiB, more than is read of such files")
 
 
-# Pickles give plain values alone, so that no file can run code, and none gets more memory than its size
-# explains: Python's unpickler makes room for as many objects as a file names by number, before it has seen
-# one of them, and six bytes ask for gigabytes.
+# Pickles may hold only plain values, so that no file can run code. Memory is bounded in proportion to the
+# file's size: Python's unpickler allocates its memo for an index in the file before it reads any objects, so
+# six bytes can ask for gigabytes.
 
 _MEMORY_A_BYTE = 150
-"""A byte of a pickle makes an empty dictionary at most, and a place in what holds it."""
+"""Bytes of memory per byte of a pickle, which creates at most an empty dictionary and a reference to it."""
 _MEMORY_AT_LEAST = 256 << 20
 
 
@@ -290,9 +289,9 @@ def load_plain(file: IO[bytes], size: int) -> Any:
     """Return the values in a pickle of `size` bytes.
 
     Raises:
-        MemoryError: it asks for more than its size explains.
-        EOFError: it ends in the middle.
-        Exception: damaged pickles raise nearly anything.
+            MemoryError: it needs more memory than its size explains.
+            EOFError: it is truncated.
+            Exception: damaged pickles raise almost any error.
     """
     with bounded_memory(_MEMORY_A_BYTE * size + _MEMORY_AT_LEAST):
         return _PlainUnpickler(file).load()
@@ -300,10 +299,10 @@ def load_plain(file: IO[bytes], size: int) -> Any:
 
 @contextmanager
 def bounded_memory(more: int) -> Iterator[None]:
-    """Raise MemoryError inside where this process asks for `more` bytes beyond what it has.
+    """Raise MemoryError inside if this process allocates more than `more` additional bytes.
 
-    It holds for the whole process, all threads. Where the system does not tell what a process has, nothing is
-    bounded.
+    The limit applies to all threads of the process. If the system does not report the size of the address
+    space, there is no limit.
     """
     has = _address_space()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -319,7 +318,7 @@ def bounded_memory(more: int) -> Iterator[None]:
 
 
 def _address_space() -> int:
-    """Return the bytes of this process's address space; 0 where the system does not say."""
+    """Return the bytes of this process's address space; 0 if the system does not report them."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):

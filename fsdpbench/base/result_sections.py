@@ -1,7 +1,7 @@
-"""Sections of `result.json` that a rank writes and answers read: how a user's script ran and what it was
-observed to do, values that it read from simulated tensors, and who held memory.
+"""Sections of `result.json` that a rank writes and answers read: how a user's script ran and what it did,
+which values it read from simulated tensors, and what held memory.
 
-A key that an older file lacks has its default.
+A key that an older file lacks gets its default.
 """
 
 from typing import Any, Self
@@ -12,10 +12,10 @@ Argument = bool | int | str | None
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A line of a script. An empty `file`: no line of it is known.
+    """A line of a script. `file` is empty if the line is unknown.
 
-    Fields: `file` from the root on; `text` of the line; `span` of the call there: its first and last line,
-    and its columns in bytes; None where Python does not know them.
+    Fields: `file` relative to the root; `text` of the line; `span` of the call there: first and last line,
+    and columns in bytes; None if Python does not know them.
     """
 
     file: str = ""
@@ -25,21 +25,21 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def short(self) -> str:
-        """Return `train.py:12`, empty for no line."""
+        """Return `train.py:12`, or an empty string if the line is unknown."""
         return f"{self.file.replace(chr(92), '/').rpartition('/')[2]}:{self.line}" if self.file else ""
 
     @classmethod
     def at(cls, place: "Place", **fields: Any) -> Self:
-        """Return the entry for `place`, with the `fields` that a place lacks."""
+        """Return an entry of this class for `place`, with the additional `fields` of the class."""
         return cls(place.file, place.line, place.text, place.span, **fields)
 
     def as_words(self) -> dict[str, Any]:
-        """Return its fields by name, for a text that names them."""
+        """Return the fields by name, for formatting a text."""
         return msgspec.structs.asdict(self)
 
 
 class ShardingCall(Place, frozen=True, kw_only=True):
-    """A line that shards: `arguments` of its first call, its calls, and the most modules of one call."""
+    """A line that shards: `arguments` of its first call, its calls, and the most modules in one call."""
 
     api: str = "fully_shard"
     count: int = 1
@@ -48,19 +48,19 @@ class ShardingCall(Place, frozen=True, kw_only=True):
 
     @property
     def is_fsdp1(self) -> bool:
-        """Whether it makes FSDP1's wrappers."""
+        """Return whether the call creates FSDP1 wrappers."""
         return self.api != "fully_shard"
 
 
 class OptimizerCall(Place, frozen=True, kw_only=True):
-    """A line that makes an optimizer, which may have a fused implementation."""
+    """A line that creates an optimizer. `has_fused`: the optimizer offers a fused implementation."""
 
     has_fused: bool = False
     fused: bool = False
 
 
 class LoaderCall(Place, frozen=True, kw_only=True):
-    """A line that makes a `DataLoader`. `batch_size`: None where a batch sampler decides it."""
+    """A line that creates a `DataLoader`. `batch_size`: None if a batch sampler sets it."""
 
     batch_size: int | None = None
     num_workers: int = 0
@@ -68,10 +68,10 @@ class LoaderCall(Place, frozen=True, kw_only=True):
 
 
 class Wait(Place, frozen=True, kw_only=True):
-    """A line at which the CPU waits for the device in each step; seconds are of a mean step.
+    """A line at which the CPU waits for the device in each step; seconds are the mean per step.
 
-    `copies`: it copies from memory that is not pinned. `called`: the line of the training loop that leads to
-    it, where it is in another function.
+    `copies`: it copies from memory that is not pinned. `called`: the line of the training loop that calls the
+    function of this line, if the line is not in the loop itself.
     """
 
     per_step: float = 0.0
@@ -81,17 +81,17 @@ class Wait(Place, frozen=True, kw_only=True):
 
 
 class Norms(Place, frozen=True, kw_only=True):
-    """A line that takes norms of tensors one by one, and how many in a step."""
+    """A line that computes norms of tensors one by one, and their number per step."""
 
     per_step: float = 0.0
 
 
 class GradientCause(Place, frozen=True, kw_only=True):
-    """The reason why gradients are missing or are not exchanged, with its line.
+    """The reason why gradients are missing or not reduced, with its line.
 
-    `cause`: off, group, ignored, reentrant, replaced, unused, bare, hook; empty: no optimizer holds them. The
-    rest is known of some causes: the `switch` that is off; the line at which parameters were `wrapped`; the
-    argument that names `ignored` ones; the call (`api`) and mesh (`shape`) of a group.
+    `cause`: off, group, ignored, reentrant, replaced, unused, bare, hook; empty: no optimizer has them. The
+    other fields are set for some causes: the `switch` that is off; the line at which parameters were wrapped;
+    the argument that names `ignored` ones; the call (`api`) and mesh (`shape`) of a group.
     """
 
     cause: str = ""
@@ -105,9 +105,9 @@ class GradientCause(Place, frozen=True, kw_only=True):
 
 
 class GradientFinding(GradientCause, frozen=True, kw_only=True):
-    """Parameters that share a cause: `count`, first `names`, and the most `ranks` that exchange gradients.
+    """Parameters with the same cause: `count`, first `names`, and the most `ranks` that reduce gradients.
 
-    `kind`: without (no gradient), apart (not exchanged), late (not after the last backward), unheld (in no
+    `kind`: without (no gradient), apart (not reduced), late (not after the last backward), unheld (in no
     optimizer).
     """
 
@@ -118,7 +118,7 @@ class GradientFinding(GradientCause, frozen=True, kw_only=True):
 
 
 class GradientReport(msgspec.Struct, frozen=True):
-    """The `parameters` of all optimizers, those `without` a gradient in any step, and what is wrong."""
+    """The number of `parameters` of all optimizers, those `without` any gradient, and the findings."""
 
     parameters: int = 0
     without: int = 0
@@ -135,10 +135,10 @@ class RepeatedBlocks(msgspec.Struct, frozen=True):
 
 
 class ObservedModel(msgspec.Struct, frozen=True):
-    """The model when the first optimizer is made.
+    """The model at the time when the first optimizer is created.
 
-    `stacks`: blocks by the path of their list. `unit_classes`: FSDP units by class, without the root.
-    `unwrapped_root`: FSDP wraps parts only, and `unsharded_parameters` elements are outside of them.
+    `stacks`: number of blocks by the path of their list. `unit_classes`: FSDP units by class, without the
+    root. `unwrapped_root`: FSDP wraps only parts; `unsharded_parameters` elements are outside of them.
     """
 
     kind: str | None = msgspec.field(default=None, name="class")
@@ -152,14 +152,14 @@ class ObservedModel(msgspec.Struct, frozen=True):
 
 
 class BatchOption(msgspec.Struct, frozen=True):
-    """The command-line option that sets the batch, and its value."""
+    """The command-line option that sets the batch size, and its value."""
 
     option: str
     value: int
 
 
 class ObservedScript(msgspec.Struct, frozen=True, kw_only=True):
-    """The observations of a script; places are None where it does not do so.
+    """Observations of a script. A place is None if the script does not do this.
 
     `computes_in`: the dtype of most of its matrix products (`bf16`).
     """
@@ -183,7 +183,7 @@ class ObservedScript(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NumbersRead(msgspec.Struct, frozen=True):
-    """A line that takes simulated values to the host, and how often."""
+    """A line that reads values of simulated tensors on the host, and how often."""
 
     file: str
     line: int
@@ -192,8 +192,8 @@ class NumbersRead(msgspec.Struct, frozen=True):
 
 
 class HostMemory(msgspec.Struct, frozen=True):
-    """The host memory of one rank: the most bytes of tensors and `when`; bytes of batches that its `workers`
-    hold `ahead`."""
+    """The host memory of one rank: peak bytes of tensors and `when` they occur; bytes of batches that its
+    `workers` prefetch (`ahead`)."""
 
     bytes: int = 0
     when: str = ""
@@ -202,7 +202,7 @@ class HostMemory(msgspec.Struct, frozen=True):
 
 
 class SavedCheckpoint(msgspec.Struct, frozen=True):
-    """The largest checkpoint that rank 0 writes after one step: bytes and tensors."""
+    """The largest checkpoint that rank 0 writes after one step, in bytes and tensors."""
 
     bytes: int
     tensors: int
@@ -210,8 +210,8 @@ class SavedCheckpoint(msgspec.Struct, frozen=True):
 
 
 class ScriptReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The section `script`. `peaks`: reserved bytes by phase. `unknown_share`: the share of a step that each
-    operator takes whose time only its bytes say. Until steps were timed, only the first fields are known."""
+    """The section `script`. `peaks`: reserved bytes by phase. `unknown_share`: each operator's share of a
+    step, if its time follows from its bytes alone. Before steps are timed, only the first fields are set."""
 
     steps: int = 0
     flops: str = ""
@@ -225,7 +225,7 @@ class ScriptReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaceholderDecision(msgspec.Struct, frozen=True):
-    """A question that a line of a script asked of a simulated tensor, the answer, and how often."""
+    """A branch of a script on a simulated tensor's value: its line, the answer it got, and how often."""
 
     file: str
     line: int
@@ -235,7 +235,7 @@ class PlaceholderDecision(msgspec.Struct, frozen=True):
 
 
 class MemoryHolder(msgspec.Struct, frozen=True):
-    """A place in the program that holds `bytes`; `count`: its tensors, `line`: of a script."""
+    """The part of the program that holds `bytes` in `count` tensors. `line`: a line of a script."""
 
     module: str
     bytes: int
@@ -245,8 +245,8 @@ class MemoryHolder(msgspec.Struct, frozen=True):
 
 
 class MemoryGrowth(msgspec.Struct, frozen=True):
-    """The bytes allocated at the end of each step, and what each step adds: 0 unless every step since the
-    second adds memory. `where`: places that allocated it, the largest first."""
+    """Bytes allocated at the end of each step, and bytes that each step adds: 0 unless every step from the
+    second on adds memory. `where`: the parts of the program that allocated them, largest first."""
 
     at_step_ends_bytes: list[int] = []
     per_step_bytes: int = 0
@@ -254,10 +254,10 @@ class MemoryGrowth(msgspec.Struct, frozen=True):
 
 
 class MemoryAccount(msgspec.Struct, frozen=True):
-    """The memory of a simulated GPU as it ran out, or at its end: who held it, and where the program was.
+    """The memory of a simulated GPU when it ran out, or at the end: what held it, and which code was running.
 
-    total_bytes = held_bytes of all categories + waiting (other streams) + unused (reserved) + outside (the
-    allocator) + free.
+    total_bytes = held_bytes of all categories + waiting (for other streams) + unused (reserved) + outside
+    (the allocator) + free.
     """
 
     step: int = 0

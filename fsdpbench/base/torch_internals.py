@@ -1,15 +1,15 @@
-"""Doors to the private names of torch that bench and simulator use; the table is `torch_internals.csv`.
+"""Access to torch's private names that bench and simulator use; `torch_internals.csv` is the table.
 
-A row says where the name is, what needs it, and the public name that it waits for.
+A row gives the name's location, the feature that needs it, and the public name that could replace it.
 
-A name is looked up when it is first imported from here, and once, so that a call costs what it cost, and a
-heavy module of torch is imported where it always was::
+A name is looked up once, when it is first imported from here. So calls have no overhead, and heavy modules of
+torch are imported only when needed::
 
     from fsdpbench.base.torch_internals import current_graph_task_id        # torch._C._current_graph_task_id
 
-In a torch that does not have it, that import raises `TorchInternalError`; `missing` looks for all of them.
-What torch is changed by goes through here too: `patch` for a private name, `replace` for others (for a while:
-`patched`, `replaced`). None patches what is not there, since it would not be noticed.
+If this version of torch lacks the name, that import raises `TorchInternalError`; `missing` checks all names.
+Monkey patches of torch go through here too: `patch` for a private name, `replace` for other attributes
+(temporarily: `patched`, `replaced`). They refuse attributes that torch lacks: a patch would be useless.
 """
 
 import importlib
@@ -21,26 +21,26 @@ from typing import TYPE_CHECKING, Any
 from fsdpbench.base.errors import BenchError, error_text
 from fsdpbench.base.files.documents import typed_rows
 
-if TYPE_CHECKING:  # what is used as a type
+if TYPE_CHECKING:  # used only as types
     from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 
 class TorchInternalError(BenchError):
-    """The installed torch lacks a name that something cannot do without."""
+    """The installed torch lacks a private name that a feature requires."""
 
 
 @dataclass(frozen=True)
 class Internal:
-    """A private name: where it is (module:attribute), what cannot run without it, and what it waits for."""
+    """A private name: its location (module:attribute), what needs it, and the public name to replace it."""
 
     path: str
     needed_for: str
     public: str = "none"
     only_in: str = ""
-    """Where torch has it, if not everywhere; elsewhere it is None, and is not patched."""
+    """The versions of torch that have it, if not all; in others it is None, and is not patched."""
     members: tuple[str, ...] = ()
-    """The names in a module, class or object that are used: all of them have to be there."""
+    """The names that are used of a module, class or object; all of them must exist."""
 
 
 IN_ITS_PLACE = "what the bench puts in its place"
@@ -50,7 +50,7 @@ FULLY_SHARD_PLACES = (
     "torch.distributed.fsdp._fully_shard._fully_shard", "torch.distributed._composable.fsdp",
     "torch.distributed._composable.fsdp.fully_shard",
 )  # fmt: skip
-"""Where scripts and libraries import `fully_shard` from; those that a torch lacks are passed over."""
+"""Modules from which scripts and libraries import `fully_shard`; those that torch lacks are skipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ INTERNALS: dict[str, Internal] = {row.name: row for row in typed_rows(__file__, 
 
 
 def missing() -> list[str]:
-    """Return a sentence for every name that the installed torch lacks; imports all modules that have one."""
+    """Return a sentence for every name that the installed torch lacks; imports all their modules."""
     found = []
     for name in INTERNALS:
         try:
@@ -73,24 +73,24 @@ def missing() -> list[str]:
 
 
 def find(name: str) -> Any:
-    """Return what torch has under a private name now. Raises `TorchInternalError`, also for a member."""
+    """Return the current value of a private name in torch. Raises `TorchInternalError`, also for a member."""
     return _look_up(INTERNALS[name])[2]
 
 
 def uses() -> int:
-    """Return how many names of torch are used: each private one, or the members that are used of it."""
+    """Return the number of torch's private names in use: each name, or each of its members that is used."""
     return sum(max(1, len(internal.members)) for internal in INTERNALS.values())
 
 
 def patch(name: str, make: Callable[[Any], Any]) -> None:
-    """Put ``make(original)`` in the place of a private name. Raises `TorchInternalError` where it is gone."""
+    """Replace a private name by ``make(original)``. Raises `TorchInternalError` if torch lacks the name."""
     owner, attribute, original = _look_up(INTERNALS[name])
     if original is not None:
         setattr(owner, attribute, make(original))
 
 
 def replace(owner: Any, **attributes: Any) -> None:
-    """Set attributes that ``owner`` has. Raises `TorchInternalError` for another, and sets none."""
+    """Set attributes that ``owner`` has. If it lacks one, raise `TorchInternalError` and set none."""
     for name in attributes:
         expect(owner, name)
     for name, value in attributes.items():
@@ -99,7 +99,7 @@ def replace(owner: Any, **attributes: Any) -> None:
 
 @contextmanager
 def patched(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """`patch` for a while: what was there before is there again afterwards."""
+    """Apply `patch` inside the context, and restore the original afterwards."""
     owner, attribute, original = _look_up(INTERNALS[name])
     patch(name, make)
     try:
@@ -111,7 +111,7 @@ def patched(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
-    """`replace` for a while: what was there before is there again afterwards."""
+    """Apply `replace` inside the context, and restore the original afterwards."""
     own = vars(owner)
     before = {name: own[name] for name in attributes if name in own}
     replace(owner, **attributes)
@@ -126,7 +126,7 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 def expect(owner: Any, name: str) -> Any:
-    """Return the attribute that is about to be replaced. Raises `TorchInternalError` where it is gone."""
+    """Return the attribute that is about to be replaced. Raises `TorchInternalError` if it is missing."""
     if not hasattr(owner, name):
         whose = getattr(owner, "__qualname__", None)
         where = getattr(owner, "__module__", None) if whose else getattr(owner, "__name__", repr(owner))
@@ -140,8 +140,8 @@ def last_part(name: str) -> str:
 
 
 def _look_up(internal: Internal) -> tuple[Any, str, Any]:
-    """Return the owner of a private name, the attribute's name there, and its value (None where `only_in`
-    says that this torch lacks it, or a member of it). Raises `TorchInternalError`."""
+    """Return the owner of a private name, the attribute's name there, and its value: None if `only_in` allows
+    this version of torch to lack it or a member of it. Raises `TorchInternalError`."""
     module, _, attributes = internal.path.partition(":")
     owner, name, lacking = None, "", ""
     try:
@@ -153,7 +153,7 @@ def _look_up(internal: Internal) -> tuple[Any, str, Any]:
             getattr(found, member)
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("torch"):
-            raise  # something that torch itself needs
+            raise  # a package that torch itself needs
         if internal.only_in:
             return owner, name, None
         raise gone(internal.path.replace(":", ".") + lacking, internal.needed_for) from error

@@ -1,12 +1,12 @@
-"""The one place that opens files for writing (`tests/docs/test_writers.py`): none through a link.
+"""The only module that opens files for writing (`tests/docs/test_writers.py`). It never follows links.
 
-    write_whole   a file beside its place, renamed over what is there: a file, or a link, symbolic or hard
-    write_new     the same where nothing is yet, whoever else writes there at the same moment
-    replacing     the same for what writes its file itself
-    append_to     a log: a link there makes room for a file
-    remove        a link, not what it leads to
+    write_whole   write a temporary file, then rename it over the path: a file, or a link, symbolic or hard
+    write_new     the same, but only if the path does not exist, without races
+    replacing     the same for code that writes the temporary file itself
+    append_to     append to a log; a link there is replaced by a file
+    remove        remove a link, not its target
 
-What a user names and is not a file (`/dev/stdout`, a device, a pipe) is written into, within seconds.
+A path that is not a regular file (`/dev/stdout`, a pipe) is written directly, within `_READER_PATIENCE_S`.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from fsdpbench.base import interruption
 _READER_PATIENCE_S = 10.0
 _POLL_S = 0.02
 _STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")
-"""Where links lead to the standard streams of this process."""
+"""Folders with links to the standard streams of this process."""
 _NO_REPLACE = 1
 _AT_FDCWD = -100
 _ASIDE = re.compile(r"^\..+\.(?P<pid>\d+)(?:@(?P<host>.+))?\.(?:partial|tmp)$")
@@ -36,8 +36,8 @@ _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.E
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) to `path`, whole or not at all, over what is there. Raises OSError."""
-    # What no UTF-8 can say (bytes of a foreign path) is written as Python escapes it.
+    """Write `content` (text as UTF-8) to `path` atomically, over an existing file. Raises `OSError`."""
+    # Characters that UTF-8 cannot encode (bytes of a foreign path) are written as Python's escapes.
     encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     if is_written_into(path):
         with interruption.unwinding(), os.fdopen(_opened(path), "wb") as into:
@@ -49,7 +49,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, ending: str = ".partial") -> Iterator[Path]:
-    """Yield a name beside `path` that is this process's own; the file written there replaces `path`."""
+    """Yield a temporary path beside `path`; the file that the caller writes there replaces `path`."""
     with own_name(path, ending) as aside:
         yield aside
         os.replace(aside, path)
@@ -57,7 +57,7 @@ def replacing(path: Path, ending: str = ".partial") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def own_name(path: Path, ending: str = ".partial") -> Iterator[Path]:
-    """Yield a name beside `path` that is this process's own; a file left there is removed."""
+    """Yield a temporary path beside `path`, unique to this process; remove the file that is left there."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{os.getpid()}@{host()}{ending}")
     try:
         yield aside
@@ -67,12 +67,12 @@ def own_name(path: Path, ending: str = ".partial") -> Iterator[Path]:
 
 
 def create(path: Path) -> BinaryIO:
-    """Create a file where nothing is, not even a link, and return it. Raises `OSError`."""
+    """Create a file and return it, if nothing exists at `path`, not even a link. Raises `OSError`."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
 
 
 def append_to(path: Path) -> int:
-    """Return a handle to add to a log; all there but a file with one name is replaced. Raises `OSError`."""
+    """Return a handle that appends to a log; replace anything but a file with one name. Raises `OSError`."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError):
         handle = os.open(path, flags, 0o644)
@@ -85,7 +85,7 @@ def append_to(path: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, a file or a link, if it is there and lets itself be removed."""
+    """Remove a folder, a file or a link; ignore errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -94,20 +94,20 @@ def remove(path: Path) -> None:
 
 
 def host() -> str:
-    """Return this machine's name, as a part of a file's name."""
+    """Return this machine's host name in a form that fits into a file name."""
     return re.sub(r"[^\w.-]", "_", socket.gethostname())[:64]
 
 
 def is_written_into(path: Path) -> bool:
-    """Return whether `path` is a standard stream, a device or a pipe, which a new file must not replace."""
+    """Return whether `path` is a standard stream, a device or a pipe, which must be written directly."""
     if path.is_symlink():
         return str(path.absolute().parent) in _STREAMS
     return path.exists() and not path.is_file()
 
 
 def _opened(path: Path) -> int:
-    """Return a handle that blocks from here on: a reader may take its time (`| less`). Raises `OSError`, also
-    for a pipe without a reader."""
+    """Return a blocking handle, because a reader may be slow (`| less`). Raises `OSError`, also for a pipe
+    that has no reader within `_READER_PATIENCE_S`."""
     ends = time.monotonic() + _READER_PATIENCE_S
     flags = os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
     while True:
@@ -125,7 +125,7 @@ def _opened(path: Path) -> int:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write `content` to `path` where nothing is yet. Raises `FileExistsError`, or another `OSError`."""
+    """Write `content` to `path` if nothing exists there. Raises `FileExistsError`, or another `OSError`."""
     with interruption.unwinding(), own_name(path) as aside:
         with create(aside) as file:
             file.write(content)
@@ -135,7 +135,7 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def move_new(source: Path, path: Path) -> None:
-    """Move a file to where nothing is. Raises `FileExistsError`, or another `OSError`."""
+    """Move a file to a path that does not exist. Raises `FileExistsError`, or another `OSError`."""
     try:
         os.link(source, path)
     except OSError as error:
@@ -147,7 +147,7 @@ def move_new(source: Path, path: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what writers in `folder` left that were killed."""
+    """Remove temporary files of killed writers from `folder`."""
     for path in folder.glob(".*"):
         found = _ASIDE.match(path.name)
         if found and found["host"] in (None, host()) and not _lives(int(found["pid"])):
@@ -166,7 +166,7 @@ def _lives(pid: int) -> bool:
 
 
 def _rename_new(source: Path, path: Path) -> None:
-    """Rename on file systems without hard links (Linux). Raise `OSError`."""
+    """Rename without replacing, for file systems without hard links (Linux). Raise `OSError`."""
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(path))

@@ -1,6 +1,6 @@
-"""The command line: `main` is what the `fsdpbench` script calls.
+"""The command line. The `fsdpbench` script calls `main`.
 
-The commands are in `group.py` and beside it.
+`group.py` collects the commands of `commands/`.
 """
 
 from fsdpbench import is_command
@@ -11,7 +11,7 @@ if is_command():
 
 
 def main() -> None:
-    """Entry point of the `fsdpbench` script. Ends the process with a documented exit code."""
+    """Run the `fsdpbench` script. Ends the process with a documented exit code."""
     from fsdpbench.cli.startup import begin
 
     if is_command():

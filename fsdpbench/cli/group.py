@@ -1,4 +1,4 @@
-"""The commands and how they end. The file of a command is imported only when the command is called."""
+"""The group of commands and their exit codes. A command's module is imported only when it is called."""
 
 import atexit
 import contextlib
@@ -31,7 +31,7 @@ _NO_COMMAND: type[Exception] | tuple[()] = getattr(click.exceptions, "NoArgsIsHe
 
 
 class _LazyGroup(click.Group):
-    """A group that lists the commands' names and one-line helps without importing them."""
+    """A group that lists the names and one-line help texts of commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -58,10 +58,10 @@ def command_named(name: str) -> click.Command | None:
 
 
 def _describe_options(command: click.Command, name: str, words: Mapping[tuple[str, str], str]) -> None:
-    """Give each option without a help text the one of `options.csv`: a command's own row, else the row that
-    all commands share. None takes an empty value. Raises `KeyError` for an option that has no text."""
+    """Give each option without a help text the one of `options.csv`: the command's own row, else the shared
+    row. Refuse empty values of options. Raises `KeyError` for an option without any text."""
     for option in command.params:
-        if isinstance(option, click.Option) and option.flag_value != "":  # that one's value may be left out
+        if isinstance(option, click.Option) and option.flag_value != "":  # "": the value is optional
             option.callback = option.callback or _not_empty
         if isinstance(option, click.Option) and option.help is None and not option.hidden:
             flag = max(option.opts, key=len)
@@ -71,7 +71,7 @@ def _describe_options(command: click.Command, name: str, words: Mapping[tuple[st
 
 
 def _not_empty(context: click.Context, option: click.Parameter, value: object) -> object:
-    """Return an option's value; refuse an empty one: an unset variable of a shell is not the default."""
+    """Return an option's value; refuse an empty one, because an unset shell variable is not the default."""
     if value == "" or (isinstance(value, tuple) and "" in value):
         raise click.BadParameter("it is empty; leave the option out for its default", context, option)
     return value
@@ -85,14 +85,14 @@ def _group() -> None:
 
 def run() -> None:
     """Run the command that the arguments name and end the process."""
-    # Torch makes hundreds of thousands of objects, and none is garbage: they are looked through less often
-    # than Python would, and not once more at the end, which would take a third of a second.
+    # Torch creates hundreds of thousands of objects, none of them garbage. Collect less often than by
+    # default, and not at exit, which would take a third of a second.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     atexit.register(gc.freeze)
     try:
         code = _invoke()
     except BaseException as error:
-        # What an interruption made of whatever it struck is no error of its own.
+        # After a signal, any exception may be a consequence of it, so it is not reported.
         if interruption.arrived():
             code = ExitCode.OK
         elif isinstance(error, Exception):
@@ -113,7 +113,7 @@ def _invoke() -> int:
     try:
         check_place()
         try:
-            # Not click's own `main`: that one turns a closed pipe into exit code 1, a regression here.
+            # Not click's own `main`, which exits with 1 (here: a regression) on a closed pipe.
             with _group.make_context("fsdpbench", sys.argv[1:]) as context:
                 _group.invoke(context)
         except click.exceptions.Exit as stop:
@@ -133,7 +133,7 @@ def _invoke() -> int:
 
 
 def _end_interrupted(number: int) -> None:
-    """End the process with the code of signal `number`. Everything held was released on the way here."""
+    """End the process with the exit code of signal `number`. All resources were released while unwinding."""
     resumes = any(row["command"] in sys.argv[1:2] and row["resumes"] for row in _ROWS)
     kept = "; finished work is kept, start the same command again to resume"
     say(f"interrupted{kept if resumes else ''}")
@@ -145,12 +145,12 @@ def _end_interrupted(number: int) -> None:
     os._exit(128 + number)
 
 
-# An unexpected exception ends in one line and a file with the traceback, and in exit code 5: Python's own
+# For an unexpected exception, print one line, write the traceback to a file, and exit with 5. Python's own
 # exit code 1 would read as a regression in a pipeline.
 
 
 def crash_line(error: BaseException) -> str:
-    """Return one line on `error`: its kind, its place, and the file that holds the traceback."""
+    """Return one line on `error`: its type, its location, and the file with the traceback."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         way_out = "raise the limit (ulimit -n 4096) or take fewer --jobs; what is finished is kept"
         return f"{error.strerror}: {way_out}"
@@ -166,7 +166,7 @@ def crash_line(error: BaseException) -> str:
 
 
 def _write(error: BaseException) -> str:
-    """Write the traceback into the folder for temporary files. Raises `OSError` where that cannot be."""
+    """Write the traceback into the folder for temporary files. Raises `OSError` if that fails."""
     handle, path = tempfile.mkstemp(prefix="fsdpbench-error-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
         torch = sys.modules.get("torch")
@@ -178,7 +178,7 @@ def _write(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return the innermost line of the traceback, as `results/store.py:42`."""
+    """Return the innermost line of the traceback, as in `results/store.py:42`."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return "an unknown place"

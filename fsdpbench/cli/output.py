@@ -1,10 +1,10 @@
-"""Output of commands, without control characters: no name, path or cause can command the terminal.
+"""Output of commands without control characters, so that no name, path or cause can control the terminal.
 
 say     the one line of an error                       stderr
 tell    progress, notes                                stderr
 show    an answer, as text                             stdout
 show_json   an answer, as one JSON object              stdout
-show_as     either of both, as `--json` asks           stdout
+show_as     one of the two, as `--json` chooses        stdout
 make_console    rich's tables (`make_table`)           stdout, or stderr
 """
 
@@ -28,7 +28,7 @@ def say(message: object) -> None:
 
 
 def tell(text: object, end: str = "\n", over: bool = False) -> None:
-    """Print progress, or a note beside the answer. `over`: replace the current line."""
+    """Print progress, or a note on the answer. `over`: replace the current line."""
     print("\r" * over + printable_lines(text), end=end, file=sys.stderr, flush=True)
 
 
@@ -39,12 +39,12 @@ def show(text: object) -> None:
 
 
 def show_json(content: object, indent: int | None = None) -> None:
-    """Print the answer for programs; JSON escapes control characters itself."""
+    """Print the answer as JSON, which escapes control characters itself."""
     print(to_json(content, indent))
 
 
 def show_as(content: object, text: object, *, as_json: bool, indent: int | None = None) -> None:
-    """Print the answer for programs, its `content`, or for people, its `text`."""
+    """Print `content` as JSON, or `text`."""
     if as_json:
         show_json(content, indent)
     else:
@@ -52,12 +52,12 @@ def show_as(content: object, text: object, *, as_json: bool, indent: int | None 
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal that `tell` writes to; None for a file or a pipe."""
+    """Return the columns of the terminal that `tell` writes to; None if that is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
 def make_console(stderr: bool = False, width_of_pipe: int = 200) -> "Console":
-    """Return a console of clean text; without a terminal plain, only tables folded, at `width_of_pipe`."""
+    """Return a console that escapes control characters; for a pipe plain, with tables of `width_of_pipe`."""
     from rich.console import Console, RenderableType
     from rich.segment import Segment
     from rich.text import Text
@@ -74,7 +74,7 @@ def make_console(stderr: bool = False, width_of_pipe: int = 200) -> "Console":
                 else:
                     yield segment._replace(text=printable_lines(segment.text))
 
-    # No markup: a path may hold brackets.
+    # No markup, because a path may contain brackets.
     console = PrintableConsole(stderr=stderr, markup=False, emoji=False)
     if not console.is_terminal and not stderr:
         console.width, console.no_color = width_of_pipe, True
@@ -82,8 +82,8 @@ def make_console(stderr: bool = False, width_of_pipe: int = 200) -> "Console":
 
 
 def make_table(columns: Mapping[str, bool], rows: "Iterable[Iterable[str | Text]]") -> "Table":
-    """Return a plain table of `columns` (title: whether it is of figures, which stand to the right) and its
-    `rows`. Figures and the first column are never folded."""
+    """Return a plain table of `rows`. `columns`: by title, whether they hold figures, which are
+    right-aligned. Figures and the first column are never folded."""
     from rich.table import Table
     from rich.text import Text
 

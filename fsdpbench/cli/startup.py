@@ -1,4 +1,4 @@
-"""The first moments of a command: the locale and the standard streams."""
+"""Preparation of a command's process: the locale and the standard streams."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from fsdpbench.base.errors import BenchError
 
 
 def begin() -> None:
-    """Prepare the locale and the standard streams of this process, and its end with who started it."""
+    """Prepare the locale and standard streams of this process, and let it end with its parent."""
     if os.environ.get(interruption.PARENT):
         interruption.die_with_named_parent()
     _in_utf8()
@@ -20,11 +20,11 @@ def begin() -> None:
 
 
 _FILES = 56
-"""Files that a command and a few workers open at the same time; torch alone needs a dozen."""
+"""The number of files that a command and a few workers open together; torch alone needs a dozen."""
 
 
 def check_place() -> None:
-    """Raise `BenchError` if the working folder was removed, or too few files may be open for torch."""
+    """Raise `BenchError` if the working folder was removed, or if torch could not open enough files."""
     (soft, hard), needed = resource.getrlimit(resource.RLIMIT_NOFILE), _FILES
     with contextlib.suppress(OSError):
         needed += len(os.listdir("/dev/fd"))
@@ -39,7 +39,7 @@ def check_place() -> None:
 
 
 def _in_utf8() -> None:
-    """Start again in Python's UTF-8 mode if the locale is ASCII: paths and text files depend on it."""
+    """Restart in Python's UTF-8 mode if the locale is ASCII, because paths and text files depend on it."""
     if sys.getfilesystemencoding() not in ("utf-8", "utf8") and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"
         interruption.hold()
@@ -47,19 +47,19 @@ def _in_utf8() -> None:
 
 
 def _open_streams() -> None:
-    """Open the standard streams that are closed, and replace stdout and stderr by `standard_stream`."""
+    """Open closed standard streams on /dev/null; replace stdout and stderr by `standard_stream`."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `number`
     sys.stdout = standard_stream(1, sys.stdout)
     sys.stderr = standard_stream(2, sys.stderr)
 
 
 def standard_stream(number: int, old: TextIO | None) -> TextIOWrapper:
-    """Return a stream on descriptor `number` that writes every character and survives a closed reader.
-    `old`: Python's stream, whose encoding it takes."""
+    """Return a stream on descriptor `number` that can write every character and survives a closed reader.
+    It takes its encoding from `old`, Python's stream."""
     file = _Output(number, "wb", closefd=False)
     return TextIOWrapper(
         BufferedWriter(file),
@@ -71,7 +71,7 @@ def standard_stream(number: int, old: TextIO | None) -> TextIOWrapper:
 
 
 class _Output(FileIO):
-    """A standard stream. Its reader may go away (`| head`): the command continues to its own exit code."""
+    """A standard stream. If its reader closes (`| head`), the command still runs to its own exit code."""
 
     def write(self, text: object) -> int:
         try:

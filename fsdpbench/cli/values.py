@@ -1,4 +1,4 @@
-"""Types of options (numbers within bounds, paths that a file system can hold), and groups of options."""
+"""Option types (bounded numbers, paths that a file system can hold), and groups of options."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 MOST_RUNS = 10_000
 MOST_JOBS = 1024
 MOST_SECONDS = 10**8
-"""Three years."""
+"""About three years."""
 _SECTIONS, _SHOW_ALL = Path(base.__file__).with_name("help_sections.csv"), "fsdpbench.help_all"
 _NEVER_A_FILE = (errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -35,7 +35,7 @@ def grouped(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 class SectionedCommand(click.Command):
-    """A command whose help shows by section the options that most people need; `--help-all` shows all."""
+    """A command whose help shows the most used options by section; `--help-all` shows all."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         left = {each.name: record for each in self.get_params(ctx) if (record := each.get_help_record(ctx))}
@@ -68,7 +68,7 @@ help_all_option = click.option(
 
 
 class _Whole(click.IntRange):
-    """A whole number as `numbers.whole_number` reads it."""
+    """A whole number in the form of `numbers.whole_number`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -77,18 +77,18 @@ class _Whole(click.IntRange):
             self.fail(f"{value!r}: {error}.", param, ctx)
 
     def _describe_range(self) -> str:
-        """Return `at least 1` where no one meets the upper bound, `1 to 1024` where it is a limit."""
+        """Return `at least 1` if the upper bound is out of reach, otherwise `1 to 1024`."""
         least, most = self.min or 0, self.max or LARGEST_INTEGER
         return f"at least {least}" if most >= MOST_GPUS else f"{least} to {most:,}"
 
 
 def whole(least: int = 1, most: int = LARGEST_INTEGER) -> click.IntRange:
-    """Return the type of an option that takes a whole number from `least` to `most`."""
+    """Return the option type of a whole number from `least` to `most`."""
     return _Whole(min=least, max=most)
 
 
 class Positive(click.FloatRange):
-    """A finite number above zero, of at most `most`."""
+    """A finite number above zero, and at most `most`."""
 
     def __init__(self, most: float) -> None:
         super().__init__(min=0, max=most, min_open=True)
@@ -100,12 +100,12 @@ class Positive(click.FloatRange):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
 
     def _describe_range(self) -> str:
-        """Return the bound that people may meet; the upper one keeps sums finite."""
+        """Return only the lower bound; the upper one just keeps sums finite."""
         return "above 0"
 
 
 class PossiblePath(click.Path):
-    """A path that the file system can hold, whether it exists or not."""
+    """A path that the file system can hold, whether or not it exists."""
 
     def __init__(self, dir_okay: bool = True) -> None:
         super().__init__(dir_okay=dir_okay, path_type=Path)

@@ -1,10 +1,10 @@
-"""The worker: one rank of one configuration, on whatever device the configuration names.
+"""The worker: runs one rank of one configuration on any device.
 
     build, wrap, optimizer ─> settle ─> warm-up ─> timed steps (no profiler) ─> traced steps ─> record
-                                                   one pass where tracing is free (`measuring/warmup.py`)
+                                                   one pass if tracing is free (`measuring/warmup.py`)
 
-Nothing here knows which device it runs on; `devices/` answers that. Started by `launch/`, or by hand through
-torchrun (`torchrun ... -m fsdpbench.engine.worker CONFIG.json FOLDER`).
+All that depends on the device is in `devices/`. `launch/` starts the worker, or torchrun does
+(`torchrun ... -m fsdpbench.engine.worker CONFIG.json FOLDER`).
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any
 from fsdpbench.base.interruption import die_with_named_parent
 
 if __name__ == "__main__":
-    die_with_named_parent()  # before torch's import, during which its agent may end
+    die_with_named_parent()  # before importing torch, because its agent may end during the import
 
 import torch
 
@@ -48,12 +48,12 @@ from fsdpbench.workloads.decoder.workload import HasBuffers
 from fsdpbench.workloads.layers import DTYPES
 
 _MOST_OF_MEMORY = 0.4
-"""Above this share of a GPU's memory the whole model is not built on it, but materialised after sharding."""
+"""If parameters need more than this share of a GPU's memory, materialize them only after sharding."""
 
 
 def run_rank(config: Config, placement: Placement, folder: Path) -> Status:
-    """Run this rank and leave its record (and trace) in `folder`. Raises what the configuration raised,
-    except out of memory, which is an answer: the record says it."""
+    """Run this rank and write its record (and trace) to `folder`. Raises what the configuration raised,
+    except out of memory, which is a regular outcome that the record reports."""
     torch.autograd.set_multithreading_enabled(False)
     record = RankRecord(placement.rank, placement.world_size, config.device)
     device = make_device(config, placement)
@@ -112,18 +112,18 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     record.losses = [v for v in values if v is not None] or None
     _note_program(config, device, loop, record)
     record.graph = getattr(device, "graph", None)
-    if hasattr(device, "step_work"):  # last: the step that it may run is none of those that are measured
+    if hasattr(device, "step_work"):  # last, because it may run another step, which must not be measured
         record.step_work = device.step_work(loop.step)
 
 
 def _note_program(config: Config, device: Device, loop: TrainingLoop, record: RankRecord) -> None:
-    """Add to `record` what is known of the program after it ran: operators without a cost of their own,
-    compiled graphs (a simulated device knows more of them than Dynamo does), settings that nothing read."""
+    """Add to `record` what the run showed about the program: operators of unknown cost, compiled graphs (a
+    simulated device knows more about them than Dynamo), settings that nothing read."""
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
     record.network_share = getattr(device, "network_share", None)
     record.unread_settings = unread_settings(loop.system, loop.config) or None
     if config.settings.compile:
-        # The compiler's import takes seconds.
+        # Importing the compiler takes seconds.
         from fsdpbench.sim.torch_device.compile.refusals import of_dynamo
 
         record.compilation = getattr(device, "compilation", None) or of_dynamo()
@@ -131,9 +131,9 @@ def _note_program(config: Config, device: Device, loop: TrainingLoop, record: Ra
 
 
 def require_compiled(config: Config, record: RankRecord) -> None:
-    """Raise `BenchError` if nothing was compiled as requested: the name would be that of a compiled run."""
+    """Raise `BenchError` if nothing was compiled although requested: the run's name would be wrong."""
     found = record.compilation
-    asked = 2 if config.settings.compile_loss else 1  # the units' and the loss's
+    asked = 2 if config.settings.compile_loss else 1  # graphs: the units' and the loss's
     if not config.settings.compile or found is None or (compiled_graphs(found) and found["traced"] >= asked):
         return
     breaks = ", ".join(f"{reason} ({count}x)" for reason, count in found["graph_breaks"].items())
@@ -144,7 +144,7 @@ def require_compiled(config: Config, record: RankRecord) -> None:
 def _soak(
     config: Config, placement: Placement, device: Device, workload: Workload, record: RankRecord
 ) -> None:
-    """Run all steps of a soak, timed, instead of warm-up, timed and traced steps."""
+    """Run all steps of a soak, each timed, instead of warm-up, timed and traced steps."""
     assert config.soak is not None
     settings, shapes = config.settings, shapes_of(config)
     in_full = software_of(config).checkpointing.reentrant
@@ -166,7 +166,7 @@ def _soak(
     soak = Soak(config.soak, shapes)
     record.soak = soak.record
     if config.soak.lengths is not None:
-        record.buffer_rows = None  # it is another number in each step
+        record.buffer_rows = None  # differs from step to step
     record.step_times_s = soak.run(device, loop, batches)
     record.memory_per_step = soak.memory_per_step()
     record.losses = losses or None
@@ -176,7 +176,7 @@ def _soak(
 def _maker_of_batches(
     config: Config, placement: Placement, device: Device, workload: Workload
 ) -> Callable[[int, int | None, int], Iterator[Batch]]:
-    """Return a function that makes endless batches of so many rows and tokens, by a seed."""
+    """Return a function (rows, tokens, seed) that yields batches of this size forever."""
     data = Path(config.data) if config.data else None
     where, degrees = device.torch_device, Degrees.of(config)
     rank, world = degrees.data_rank(placement.rank), degrees.data
@@ -194,13 +194,13 @@ def _fill_constants(config: Config, workload: Workload, device: Device, record: 
     in_full = software_of(config).checkpointing.reentrant
     flops = workload.flops_per_step(settings.batch, seq, settings.recomputed, in_full)
     record.flops_per_step = {
-        # As floats: a large batch has more than 2^63 of them, and no reader takes such an integer.
+        # As floats: a large batch has more than 2^63 FLOPs, and readers reject such integers.
         "model": float(flops.model * settings.grad_accum) / group,
         "hardware": float(flops.hardware * settings.grad_accum) / group,
     }
     most = settings.batch * (seq or 0) // group
     rows = workload.buffer_rows(most) if isinstance(workload, HasBuffers) else None
-    if rows is not None:  # those that a capacity drops and computes for nothing
+    if rows is not None:  # rows that expert capacity drops, and padding rows that are computed
         record.buffer_rows = {name: settings.grad_accum * n for name, n in rows._asdict().items()}
     record.samples_per_step = _share(settings.batch * settings.grad_accum, group)
     tokens = workload.tokens(settings.batch, seq)
@@ -211,7 +211,7 @@ def _fill_constants(config: Config, workload: Workload, device: Device, record: 
 
 
 def _share(number: int, ranks: int) -> float:
-    """Return a rank's share of a group's amount: whole where it can be."""
+    """Return each rank's share of a group's amount, as an integer if it divides evenly."""
     return number // ranks if number % ranks == 0 else number / ranks
 
 
@@ -236,7 +236,7 @@ def _training_loop(
 
 
 def _deferred(config: Config, workload: Workload, device: Device) -> bool:
-    """Return whether the model is built on the meta device and materialised shard by shard."""
+    """Return whether to build the model on the meta device and materialize it shard by shard."""
     if not get_system(config.system).shards or config.device == "cpu":
         return False
     if config.device == "sim":
@@ -250,7 +250,7 @@ def _first_line(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one rank for torchrun: CONFIG.json and the folder to write into."""
+    """Run one rank for torchrun. Arguments: CONFIG.json and the output folder."""
     if len(arguments) != 2:
         print("usage: torchrun ... -m fsdpbench.engine.worker CONFIG.json FOLDER", file=sys.stderr)
         return 2
@@ -260,17 +260,17 @@ def main(arguments: list[str]) -> int:
     return 0 if status in (Status.OK, Status.OOM) else 1
 
 
-# Systems of other packages know the settings of their time, so that a newer one is not in their `absent`: a
-# sweep over it would show equal configurations under different names.
+# Systems of other packages do not list settings that are newer than they are as `absent`. A sweep over such a
+# setting would show equal configurations under different names.
 _OF_THE_BENCH = frozenset(
     {"batch", "graph", "grad_accum", "implementation", "lora", "lora_base", "lora_targets", "seed", "seq"}
     | {"attention", "clip", "linear_dtype", "norm", "rotary", "loss", "tp", "cp", "ep", "zero_grad"}
 )
-"""Settings that the bench carries out for every system, or refuses where the system cannot have them."""
+"""Settings that the bench implements for every system, or refuses for a system that cannot have them."""
 
 
 class WatchedSettings(Settings):
-    """Settings that record which of them were read."""
+    """Settings that record which of them are read."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(**{each.name: getattr(settings, each.name) for each in fields(settings)})
@@ -285,14 +285,14 @@ class WatchedSettings(Settings):
 
 
 def watched(config: Config) -> Config:
-    """Return `config` with watched settings."""
+    """Return `config` with settings that record reads."""
     return replace(config, settings=WatchedSettings(config.settings))
 
 
 def unread_settings(system: System, config: Config) -> list[str]:
-    """Return the settings given in a `watched` configuration that nothing in the system read.
+    """Return the settings of a `watched` configuration that nothing in the system read.
 
-    Settings at their default or `absent` do not count: no effect is expected of them.
+    Settings at their default or `absent` do not count, because they need no effect.
     """
     settings = config.settings
     assert isinstance(settings, WatchedSettings)
@@ -303,7 +303,7 @@ def unread_settings(system: System, config: Config) -> list[str]:
     }
     unread = expected - asked_for - _OF_THE_BENCH - system.absent_settings(config).keys()
     if "grad_sync" in expected and config.gpus > 1 and type(system).microbatch is System.microbatch:
-        unread.add("grad_sync")  # the loop reads it, but nothing holds the reduction back
+        unread.add("grad_sync")  # the loop reads it, but the system does not delay the reduction
     return sorted(unread)
 
 

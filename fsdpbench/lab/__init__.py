@@ -1,1 +1,1 @@
-"""The commands that judge the simulator itself: calibrate, reproduce, validation."""
+"""The commands that calibrate and validate the simulator: calibrate, reproduce, validate, expect."""

@@ -1,14 +1,14 @@
 """Judge a measured speed: is it what this configuration should reach, and if not, what would explain it?
 
     configuration ──simulate──> step time with its 90 % interval <── measured
-    outside of it:
+    if outside:
         a part of the machine    scaled (network, latency, compute, memory, host) until the step is as long
-        a setting                changed (recomputation, compile, dtypes, ...): as long as measured within
-                                 what distinguishes two configurations of one machine?
+        a setting                changed (recomputation, compile, dtypes, ...): it must give the measured time
+                                 to within `APART`, the error between configurations on one machine
 
-Every explanation was simulated. They are ranked by how far they are from what was assumed, in units of how
-far real machines are (`spread`), so that a network at a third of its data sheet precedes a GPU at a third of
-its clock. Explanations are alternatives: two causes together are not tried.
+Every explanation was simulated. They are ranked by their distance from the assumptions, in units of how much
+real machines differ (`spread`): a network at a third of its data sheet ranks before a GPU at a third of its
+clock. Explanations are alternatives: combinations of two causes are not tried.
 """
 
 import itertools
@@ -43,13 +43,13 @@ class SpeedUnit(StrEnum):
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured speed as it was given; above 0 and finite."""
+    """A measured speed in its original unit; above 0 and finite."""
 
     value: float
     unit: SpeedUnit
 
     def step_s(self, trial: Trial) -> float:
-        """Return the step time in s that it means for the simulated configuration of `trial`.
+        """Return the corresponding step time in s for the simulated configuration of `trial`.
 
         Raises:
             UsageError: the simulation has no figure of this unit.
@@ -69,10 +69,10 @@ class Measured:
 
 
 def parse_measured(text: str) -> Measured:
-    """Read `21.3s`, `850ms`, `3212 tokens/s/gpu`, `350TFLOPS`, `41%MFU` or `0.41MFU`.
+    """Parse `21.3s`, `850ms`, `3212 tokens/s/gpu`, `350TFLOPS`, `41%MFU` or `0.41MFU`.
 
     Raises:
-        UsageError: it is none of these, or not above 0.
+        UsageError: the text has none of these forms, or is not above 0.
     """
     words = text.replace(" ", "").replace("_", "").lower()
     number = words.rstrip("abcdefghijklmnopqrstuvwxyz/%")
@@ -88,9 +88,9 @@ def parse_measured(text: str) -> Measured:
 
 @dataclass(frozen=True)
 class Cause:
-    """A simulated explanation. `scale`: of a machine's part, 1 as assumed; None of a setting.
+    """A simulated explanation. `scale`: speed of a machine's part, 1 if as assumed; None for a setting.
 
-    `step_time_s` is the step with it, `distance` how far-fetched it is (0: not at all).
+    `step_time_s` is the step with this cause, `distance` measures how unlikely it is (0: not at all).
     """
 
     name: str
@@ -103,7 +103,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Expectation:
-    """A measured step beside the simulated one. `low` and `high` bound the 90 % interval, in s."""
+    """A measured step next to the simulated one. `low` and `high` bound the 90 % interval, in s."""
 
     config: Config
     trial: Trial
@@ -120,13 +120,13 @@ class Expectation:
 
     @property
     def slower(self) -> float:
-        """Return how much slower it is than expected; below 0: faster."""
+        """Return the relative slowdown against the expected step; below 0: faster."""
         return self.measured_s / self.expected_s - 1.0
 
     @property
     def above_peak(self) -> str:
-        """Return the figures if the chip cannot compute as fast as measured; nothing of a normal speed, which
-        may count more FLOPs than causal attention has."""
+        """Return the figures if the measured speed exceeds the chip's peak. Empty for a normal speed, whose
+        FLOPs may have been counted without the causal mask."""
         result, faster = self.trial.result, self.expected_s / self.measured_s
         if self.normal or not result.tflops_per_gpu or not result.mfu or result.mfu * faster <= 1:
             return ""
@@ -135,7 +135,7 @@ class Expectation:
 
     @property
     def slower_between(self) -> tuple[float, float]:
-        """Return the same with the ends of the interval."""
+        """Return the slowdown relative to both ends of the interval."""
         return self.measured_s / self.high - 1.0, self.measured_s / self.low - 1.0
 
 
@@ -148,9 +148,9 @@ _Run = Callable[[str, Sequence[Config]], list[Trial]]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a machine: its name, how far real ones are from their profiles, where to look at it.
+    """A part of a machine: its name, how much real ones differ from their profiles, where to look at it.
 
-    `spread`: by how much (logarithm) the part differs, about one case in three.
+    `spread`: the difference (logarithm) that about one case in three exceeds.
     """
 
     words: str
@@ -167,10 +167,10 @@ _VARIED = [(name, value) for name, values in _TABLE["varied"].items() for value 
 def expect(
     config: Config, measured: Measured, jobs: int, report: Callable[[str], None] = lambda line: None
 ) -> Expectation:
-    """Simulate `config` (on simulated GPUs, untraced), compare, and explain what is outside of its interval.
+    """Simulate `config` (on simulated GPUs, untraced), compare, and explain a speed outside of the interval.
 
     Raises:
-        UsageError: the configuration has no step time on simulated GPUs, for example because memory is out.
+        UsageError: the configuration has no simulated step time, for example because memory runs out.
     """
     with thrown_away("expect") as folder:
         (trial,) = run_in(folder, [config], 1)
@@ -194,7 +194,7 @@ def expect(
 
 
 def _of_machine(found: Expectation, folder: Path, run: _Run) -> list[Cause]:
-    """Return each part of the machine that alone, slower or faster than assumed, gives the measured step."""
+    """Return each part of the machine that alone, if slower or faster, gives the measured step."""
     config = found.config
     one_node = config.gpus <= config.ranks_per_node
     parts = [factor for factor in Factor if not (one_node and factor in BETWEEN_NODES)]
@@ -222,7 +222,7 @@ def _of_machine(found: Expectation, folder: Path, run: _Run) -> list[Cause]:
 
 
 def _crossing(steps: Sequence[tuple[float, float]], wanted: float) -> float | None:
-    """Return the scale at which the step is `wanted`, log-linear between simulated ones; None beyond them."""
+    """Return the scale at which the step is `wanted`, by log-linear interpolation; None outside the range."""
     for (near, before), (far, after) in itertools.pairwise(steps):
         if min(before, after) <= wanted <= max(before, after) and before != after:
             share = math.log(wanted / before) / math.log(after / before)
@@ -237,7 +237,7 @@ def _scaled(config: Config, factor: Factor, scale: float, folder: Path) -> Confi
 
 
 def _of_settings(found: Expectation, run: _Run) -> list[Cause]:
-    """Return the settings that alone give the measured step, where it differs from the expected one."""
+    """Return the settings that alone give the measured step, unless that equals the expected one."""
     config = found.config
     tried = []
     for name, value in _VARIED:
@@ -263,7 +263,7 @@ def _alike(one: float, other: float) -> bool:
 
 
 def lines(found: Expectation) -> list[str]:
-    """Return the answer as text: the verdict, what was expected, and the causes with what to look at."""
+    """Return the answer as text: verdict, expected step, and causes with what to look at."""
     bounds = (found.expected_s, found.low, found.high)
     times = [found.measured_s / each if found.slower > 0 else each / found.measured_s for each in bounds]
     text = rendered_beside(
@@ -280,7 +280,7 @@ def lines(found: Expectation) -> list[str]:
 
 
 def record(found: Expectation) -> dict[str, object]:
-    """Return the answer as JSON's content; times in s."""
+    """Return the answer as JSON; times in s."""
     return {
         "schema": 1,
         "name": found.config.name,

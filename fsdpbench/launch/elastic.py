@@ -1,12 +1,12 @@
-"""The ranks of one configuration as processes, started by torch's elastic launcher.
+"""The ranks of one configuration as processes of torch's elastic launcher.
 
     this process ── elastic agent (here) ──┬── rank 0      forked: torch is imported already
          │                                 └── rank 1      spawned for cuda, which cannot be used after a fork
-         ├── one thread a rank: learns its exit code
-         └── watchdog thread: past the timeout tells every rank to dump its stacks and end, then kills
+         ├── a thread per rank waits for its exit code
+         └── a watchdog thread: after the timeout, asks every rank to dump its stacks and end, then kills
 
-Ranks end by SIGTERM's default action, without Python, which may be stuck in a collective; on the way
-faulthandler writes where they stood. They are killed with their parent too, so that nothing is left behind.
+Ranks end by SIGTERM's default action, because Python may be stuck in a collective; faulthandler first writes
+their stacks. They are also killed with their parent, so none is left running.
 """
 
 import faulthandler
@@ -33,7 +33,7 @@ from fsdpbench.base.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.base.errors import BenchError, error_text
 from fsdpbench.base.interruption import die_with_parent
 
-# torch imports it at an optimizer's first step: here once for all ranks.
+# torch imports it in an optimizer's first step: import it here once for all ranks.
 from fsdpbench.base.torch_internals import dynamo  # noqa: F401
 from fsdpbench.base.writing import append_to
 from fsdpbench.engine.devices.base import Placement
@@ -46,17 +46,17 @@ from fsdpbench.launch.verdict import LOG_FOLDER, RankFiles, judge
 RankFunction = Callable[[Config, Placement, Path], Status]
 
 _STOP_GRACE_S = 2.0
-"""Seconds from the request to end until the kill."""
+"""Seconds between asking a rank to end and killing it."""
 _POLL_S = 0.02
 _EXIT_NOT_OK = 3
-"""Exit code of a rank that has written why in its record; makes the launcher stop the others."""
+"""Exit code of a rank whose record has the reason; it makes the launcher stop the other ranks."""
 
 
 def run_elastic(config: Config, folder: Path, rank_function: RankFunction = run_rank) -> Outcome:
-    """Run all ranks of `config` on this machine and wait for them, at most the configuration's timeout.
+    """Run all ranks of `config` on this machine and wait for them, up to the configuration's timeout.
 
-    Leaves in `folder` what `rank_function` leaves there, the ranks' output in `logs/`, and prints it too,
-    each line with its rank. Never raises for what a rank does. To be called in the main thread (signals).
+    `rank_function` writes into `folder`. Each rank's output is written to `logs/` and also printed, each line
+    with its rank. Never raises for what a rank does. Call it in the main thread (because of signals).
 
     Raises:
         BenchError: the configuration spans several machines.
@@ -108,7 +108,7 @@ def _launch_config(config: Config, folder: Path) -> LaunchConfig:
 def _rank_main(
     config_record: Mapping[str, Any], folder: str, pids: Any, rank_function: RankFunction, parent: int
 ) -> None:
-    """Entry point of a rank's process; the launcher says its place among the ranks by the environment."""
+    """Run one rank in its process; the launcher passes its rank in the environment."""
     placement = Placement(
         int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     )
@@ -124,14 +124,14 @@ def _rank_main(
         rehearse(config, placement)
         status = rank_function(config, placement, Path(folder))
     except Exception:
-        traceback.print_exc()  # into the rank's own log; the launcher would keep it to itself
+        traceback.print_exc()  # into the rank's own log; the launcher would not print it
         sys.exit(1)
     if status is not Status.OK:
         sys.exit(_EXIT_NOT_OK)
 
 
 def rehearse(config: Config, placement: Placement) -> None:
-    """Let "cuda" be the simulated device, if it is what the environment asks for (`script/rehearsal.py`)."""
+    """Map "cuda" to the simulated device if the environment asks for it (`script/rehearsal.py`)."""
     if config.device == "cuda" and simulated_cuda() is not None:
         from fsdpbench.script.rehearsal import rehearse_where_asked
 
@@ -139,7 +139,7 @@ def rehearse(config: Config, placement: Placement) -> None:
 
 
 def rehearse_launched() -> None:
-    """Do so for a process that torchrun started, if any, with the clock of the host."""
+    """Do the same as `rehearse` for a process started by torchrun, if any, with the host's clock."""
     from fsdpbench.script.rehearsal import rehearse_where_asked
 
     world = number_of_launcher("WORLD_SIZE", 1)
@@ -149,7 +149,7 @@ def rehearse_launched() -> None:
 
 
 class _RankLogs(LogsSpecs):
-    """Each rank's output into a file of its own and, by tee, to this process's."""
+    """Write each rank's output to its own file and, by tee, to this process's output."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder / LOG_FOLDER), redirects=Std.ALL, tee=Std.ALL)
@@ -170,7 +170,7 @@ class _RankLogs(LogsSpecs):
 
 
 class _Watch:
-    """Looks after the ranks while the launcher waits: exit codes, the timeout, and that none is left."""
+    """Threads that collect exit codes and enforce the timeout; on exit all remaining ranks are killed."""
 
     def __init__(self, config: Config, folder: Path, pids: Any) -> None:
         self.exit_codes: dict[int, int] = {}
@@ -178,7 +178,7 @@ class _Watch:
         self._pids = pids
         self._deadline = time.monotonic() + config.measurement.timeout_s
         self._over = threading.Event()
-        # The launcher itself tells the exit code of the first failed rank only.
+        # The launcher reports the exit code of only the first failed rank.
         tasks = [("timeout", self._guard)]
         tasks += [(f"exit of rank {rank}", partial(self._learn_exit, rank)) for rank in range(config.gpus)]
         self._threads = [threading.Thread(target=task, name=name, daemon=True) for name, task in tasks]
@@ -206,14 +206,14 @@ class _Watch:
         while not self._pids[rank]:
             if self._over.wait(_POLL_S):
                 return
-        with suppress(ChildProcessError):  # reaped already: then the launcher knows
+        with suppress(ChildProcessError):  # the launcher has reaped it, and has the exit code
             ended = os.waitid(os.P_PID, self._pids[rank], os.WEXITED | os.WNOWAIT)
             if ended is not None:
                 by_exit = ended.si_code == os.CLD_EXITED
                 self.exit_codes[rank] = ended.si_status if by_exit else -ended.si_status
 
     def _signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to ranks not seen ending: the pid of an ended one may be of another process."""
+        """Signal all ranks that are not known to have ended; another process may have an ended rank's pid."""
         for rank, pid in enumerate(self._pids):
             if pid and rank not in self.exit_codes and _is_child(pid):
                 with suppress(ProcessLookupError):
@@ -221,7 +221,7 @@ class _Watch:
 
 
 def _is_child(pid: int) -> bool:
-    """Return whether `pid` is a child of this process that has not been reaped."""
+    """Return whether `pid` is a child of this process that was not reaped yet."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
@@ -231,7 +231,7 @@ def _is_child(pid: int) -> bool:
 
 @contextmanager
 def _signal_handlers_restored() -> Iterator[None]:
-    """The launcher installs handlers of its own and leaves them."""
+    """Restore signal handlers, because the launcher installs its own and does not restore them."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     before = {number: signal.getsignal(number) for number in numbers}
     try:

@@ -1,6 +1,6 @@
-"""The fork server that points start from: one process that has imported torch, and forks for each of them.
+"""The fork server: a process that has imported torch and forks a process for each point.
 
-Light to import, so that a command starts the server first and imports its own modules beside it.
+This module is light to import, so that a command can start the server before it imports its own modules.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ _preload = _PRELOAD_REAL
 
 
 def start(device: str | None, compiles: bool = False, *, now: bool = True) -> None:
-    """Let the server import torch while this process is still reading its command line.
+    """Start the server, so that it imports torch while this process still parses its command line.
 
-    `device`: as asked for. `compiles`: simulated points that compile are to come. Others than those run too,
-    and import themselves what the server lacks. Not `now`: the first point starts it.
+    `device`: the requested device. `compiles`: some simulated points use `torch.compile`. Other points run
+    too, but import what the server lacks themselves. With `now` false, the first point starts the server.
     """
     global _preload
     simulated = _PRELOAD_COMPILER if compiles else _PRELOAD
@@ -38,12 +38,12 @@ def start(device: str | None, compiles: bool = False, *, now: bool = True) -> No
 
 
 def context() -> ForkServerContext:
-    """Return the way to start processes from the server: after `ensure`, inside `plain_main`."""
+    """Return the context to start processes from the server; use it after `ensure`, inside `plain_main`."""
     return multiprocessing.get_context("forkserver")
 
 
 def ensure() -> int:
-    """Start the server if it does not run; the number of its process."""
+    """Start the server if it does not run; return its process id."""
     context().set_forkserver_preload(_preload)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     os.environ[PARENT] = str(os.getpid())
@@ -58,7 +58,7 @@ def ensure() -> int:
 
 @contextlib.contextmanager
 def workers(processes: int) -> "Iterator[ProcessPoolExecutor]":
-    """Give a pool of so many processes from the server, for work on files; they end with this one."""
+    """Yield a pool of `processes` workers forked by the server, for work on files; they end with this one."""
     from concurrent.futures import ProcessPoolExecutor
 
     from fsdpbench.reports.analysis.processes import end_with_the_caller
@@ -70,7 +70,7 @@ def workers(processes: int) -> "Iterator[ProcessPoolExecutor]":
 
 
 def kill() -> None:
-    """End the server immediately, and with it all that was started from it and follows it."""
+    """Kill the server, and with it the processes that were forked from it and die with it."""
     if _pid():
         with contextlib.suppress(ProcessLookupError):
             os.kill(_pid(), signal.SIGKILL)
@@ -90,7 +90,7 @@ def _is_simulated(device: str | None) -> bool:
 
 @contextlib.contextmanager
 def plain_main() -> Iterator[None]:
-    """Keep the fork server's children from importing the calling script again as their main module."""
+    """Keep children of the fork server from importing the calling script again as their main module."""
     main = sys.modules["__main__"]
     saved: dict[str, object] = {n: main.__dict__[n] for n in ("__file__", "__spec__") if n in main.__dict__}
     main.__dict__.update(dict.fromkeys(saved))

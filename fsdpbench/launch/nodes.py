@@ -1,10 +1,10 @@
-"""The ranks of one configuration on several machines: torchrun's agent on each of them, a shared folder.
+"""The ranks of one configuration on several machines: one torchrun agent per machine, and a shared folder.
 
     node 0 (leads)   writes launch.json into the work folder, runs its agent, judges, writes the result
-    node 1, 2, …     see launch.json, run their agents               (`follow`, or a scheduler's own tasks)
+    node 1, 2, …     find launch.json and run their agents           (`follow`, or a scheduler's own tasks)
 
-Agents meet at `endpoint`; every file of a rank goes into the configuration's folder, which all nodes see.
-Nothing is kept in a database or held by a lock across nodes.
+Agents connect to `endpoint`. All files of ranks are in the configuration's folder, which all nodes can see.
+There is no database, and no lock across nodes.
 """
 
 import functools
@@ -34,13 +34,13 @@ from fsdpbench.launch.verdict import LOG_FOLDER
 LAUNCH_FILE = "launch.json"
 _STOP_GRACE_S = 5.0
 _RECORDS_GRACE_S = 10.0
-"""How long records written on other nodes may take to be seen here (caches of network file systems)."""
+"""Maximum seconds until records from other nodes are visible here (caches of network file systems)."""
 _POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """This machine's place among several: `rank` from 0 of `count`, all meeting at `endpoint` (host:port)."""
+    """This machine's `rank` among `count` nodes, which all connect to `endpoint` (host:port)."""
 
     count: int
     rank: int
@@ -52,9 +52,9 @@ class Nodes:
 
 
 def lead(config: Config, folder: Path, nodes: Nodes, run_id: str | None = None) -> Outcome:
-    """Run `config` on all nodes from this one and judge how it ended. Never raises for what a rank does.
+    """Run `config` on all nodes, led by this one, and judge the outcome. Never raises for what a rank does.
 
-    With `run_id` the other nodes know of it already; without, it is announced to those that `follow`.
+    With `run_id` the other nodes already know about the run; without, it is announced to nodes that `follow`.
     """
     if run_id is None:
         run_id = uuid.uuid4().hex
@@ -76,12 +76,12 @@ def lead(config: Config, folder: Path, nodes: Nodes, run_id: str | None = None) 
 
 
 def announce(folder: Path, run_id: str) -> None:
-    """Tell the other nodes, whole or not at all, that `folder` is to be run."""
+    """Announce atomically to the other nodes that `folder` is to be run."""
     write_whole(folder / LAUNCH_FILE, json.dumps({"run_id": run_id}))
 
 
 def follow(folder: Path, nodes: Nodes, is_over: Callable[[], bool], patience_s: float) -> int:
-    """Serve the sweep in `folder` as one of its other nodes, until `is_over`. Returns how many it ran.
+    """Run this node's part of the sweep in `folder` until `is_over`. Return the number of runs.
 
     Raises `BenchError` if the leading node starts nothing for `patience_s` seconds.
     """
@@ -93,7 +93,7 @@ def follow(folder: Path, nodes: Nodes, is_over: Callable[[], bool], patience_s: 
                 run_id = read_json_object(path)["run_id"]
                 config = Config.from_dict(read_json_object(path.parent / "config.json"))
             except (UnreadableError, KeyError):
-                continue  # it ended just now
+                continue  # the run has just ended
             if run_id not in served:
                 served.add(run_id)
                 run_agent(config, path.parent, nodes, run_id)
@@ -106,8 +106,8 @@ def follow(folder: Path, nodes: Nodes, is_over: Callable[[], bool], patience_s: 
 
 
 def run_agent(config: Config, folder: Path, nodes: Nodes, run_id: str) -> tuple[int, bool]:
-    """Run this node's ranks of `config` under torchrun, all nodes with one `run_id`; return the exit code and
-    whether time was up."""
+    """Run this node's ranks of `config` with torchrun; all nodes use the same `run_id`. Return the exit code
+    and whether the timeout was exceeded."""
     (folder / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
     with (
         os.fdopen(append_to(folder / LOG_FOLDER / f"node{nodes.rank}_stdout.log"), "ab") as stdout,
@@ -140,13 +140,13 @@ def _command(config: Config, folder: Path, nodes: Nodes, run_id: str) -> list[st
 
 
 def _follow_parent(parent: int) -> None:
-    """Before it becomes the agent: it ends with this node's process, and its ranks will know its number."""
+    """Prepare the agent's process before exec: it dies with its parent, and passes its pid to its ranks."""
     die_with_parent(parent)
     os.environ[PARENT] = str(os.getpid())
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
-    """End the agent and its ranks: asked first, so that it can end them, then with its whole session."""
+    """Ask the agent to end, so that it can end its ranks, then kill its whole session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None or number is signal.SIGKILL:
             with suppress(ProcessLookupError, PermissionError):
@@ -160,7 +160,7 @@ def _log(nodes: Nodes) -> str:
 
 
 def _last_error(folder: Path) -> str:
-    """Return the last line of any node's log that names an error."""
+    """Return the last line that names an error, from the first node's log that has one."""
     for path in sorted((folder / LOG_FOLDER).glob("node*_stderr.log")):
         lines = [line.strip() for line in read_tail(path, MIB).splitlines()]
         named = [line for line in lines if "Error" in line.split(":")[0]]

@@ -1,10 +1,10 @@
-"""One configuration in a process of its own: run its ranks, then make its result from what they left.
+"""One configuration in its own process: run its ranks, then build its result from their files.
 
-    sweep ── fork server ──> point process ──┬── sim: rank 0 right here (scripts whose ranks are checked:
+    sweep ── fork server ──> point process ──┬── sim: rank 0 in this process (for scripts with checked ranks:
                                              │   each rank forked from here)
-                                             └── cpu, cuda: torch's elastic launcher, one process a rank
+                                             └── cpu, cuda: torch's elastic launcher, one process per rank
 
-The process leads a process group, so that killing the group leaves nothing, and it dies with its parent.
+The process leads a process group, so killing the group kills all its processes, and it dies with its parent.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from fsdpbench.launch.verdict import log_to
 from fsdpbench.reports.analysis.processes import pack
 
 ASK = signal.SIGUSR1
-"""Has a configuration's process write its stacks to `stderr.log`."""
+"""The signal that makes a configuration's process write its stacks to `stderr.log`."""
 
 
 def run_point(
@@ -43,36 +43,36 @@ def run_point(
     analysed: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Entry point of the process, which ends with its `parent`. Leaves `result.json` in `folder` if it can.
+    """Run one point in this process, which ends with its `parent`. Writes `result.json` to `folder`.
 
-    With `nodes`, this machine leads several. `shared`: the log of what configurations leave for each other;
-    `analysed`: that of their traces, for the page. `environment`: not the fork server's, but this.
+    With `nodes`, this machine leads several. `shared`: log through which configurations share records;
+    `analysed`: log of analysed traces, for the page. `environment`: replaces the fork server's.
     """
     die_with_parent(parent)
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
-    config, path = Config.from_dict(config_record), Path(folder).absolute()  # scripts change folders
-    with contextlib.suppress(PermissionError):  # it leads a session, and so a group, already
+    config, path = Config.from_dict(config_record), Path(folder).absolute()  # a script may change directory
+    with contextlib.suppress(PermissionError):  # it already leads a session, and so a process group
         os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     try:
         log_to(path)
     except FileNotFoundError:
-        os._exit(1)  # its sweep was interrupted as it started, and has removed the folder
+        os._exit(1)  # the sweep was interrupted and has removed the folder
     faulthandler.register(ASK, file=2)
     began, started = time.monotonic(), timestamp()
     before = None if config.device == "sim" else observe(config.device)
     outcome = _run(config, path, nodes, shared)
     observed = environment_of(config, before, observe(config.device)) if before else None
-    cpu_s = sum(os.times()[:4])  # of this process and of those it has waited for
-    is_kept = analysed is not None and config.in_one_process  # else the page would read the trace again
+    cpu_s = sum(os.times()[:4])  # of this process and its reaped children
+    is_kept = analysed is not None and config.in_one_process  # otherwise the page reads the trace again
     draw = (lambda trace, rank: add_record(str(analysed), pack(trace, rank))) if is_kept else None
     record_result(config, path, outcome, time.monotonic() - began, started, observed, cpu_s, draw)
     sys.stdout.flush()
     sys.stderr.flush()
-    # The simulated device leaves patches and frozen garbage behind; nothing is gained by tearing it down.
+    # The simulated device leaves patches and frozen garbage behind; tearing it down would gain nothing.
     os._exit(0)
 
 
@@ -107,7 +107,7 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
 
 
 def _run_script(config: Config, placement: Placement, folder: Path) -> Outcome:
-    """Run a script as rank 0; if it has pipeline stages, again, as a rank of each."""
+    """Run a script as rank 0; if it has pipeline stages, run it again as one rank of each stage."""
     from fsdpbench.launch.stages import Standby
     from fsdpbench.script.rank import NeedsRanksError, may_have_stages, run_script
 
@@ -123,5 +123,5 @@ def _run_script(config: Config, placement: Placement, folder: Path) -> Outcome:
 
 
 def timestamp() -> str:
-    """Now, in UTC, to the second."""
+    """Return the current time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

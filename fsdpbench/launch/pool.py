@@ -1,11 +1,11 @@
-"""Runs points side by side, each in a process forked from a server that has imported torch already.
+"""Runs points in parallel, each in a process forked from a server that has imported torch.
 
-A point that outlives its timeout is killed with everything it started; what died without a message gets its
-result written here, from the records its ranks left.
+A point that exceeds its timeout is killed with all its processes. If a point dies without a result, its
+result is written here, from its ranks' records.
 
-The timeout counts the time that a configuration's processes used. A process on a busy machine often waits for
-a processor: such waits do not count, sleep and waits for files or locks do. Linux says both for each process;
-elsewhere all time counts.
+The timeout counts the time that a configuration's processes used. Time in which a process is ready to run but
+waits for a processor (on a busy machine) does not count; sleeping and waiting for files or locks does. Linux
+reports this per process; on other systems all time counts.
 """
 
 import contextlib
@@ -35,19 +35,19 @@ from fsdpbench.reports.result import Result
 
 _FULL_DISK_BYTES = 1 << 20
 _GRACE_S = 15.0
-"""Past its own timeout a point may still write its result; then it is killed."""
+"""Seconds after its own timeout that a point has to write its result before it is killed."""
 _ANSWER_S = 0.5
 _PATIENCE_S = 30.0
-"""What does nothing for that long says what it waits for."""
+"""Seconds without activity after which a point reports what it waits for."""
 _MOST = 10.0
-"""A configuration ends after so many times its timeout, however busy the machine is."""
+"""A configuration ends after this many times its timeout, however busy the machine is."""
 _IDLE = 0.05
-"""Share of a processor below which a process does nothing."""
+"""The share of a processor below which a process counts as idle."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds of a process group so far: on processors (all together), and the longest wait for one."""
+    """Seconds used by a process group: sum of time on processors, and the longest wait for a processor."""
 
     at: float
     processor_s: float
@@ -56,7 +56,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class PointState:
-    """How far a configuration is that runs. `steps`: in words; `waits`: for what it waits, if it does."""
+    """The progress of a running configuration. `steps`: in words; `waits`: what it waits for, if anything."""
 
     config: Config
     processor_s: float
@@ -65,7 +65,7 @@ class PointState:
 
 
 class UsedTime:
-    """The used time of the process group that `leader` leads, from now on."""
+    """The time used by the process group of `leader`, from now on."""
 
     def __init__(self, leader: int) -> None:
         self._leader = leader
@@ -73,12 +73,12 @@ class UsedTime:
         self._busy = Reading(self._began, 0.0, 0.0)
 
     def used_s(self) -> float:
-        """Return the seconds that count for the timeout."""
+        """Return the seconds that count towards the timeout."""
         took = time.monotonic() - self._began
         return max(took - self._read().queued_s, took / _MOST)
 
     def idle_s(self) -> float:
-        """Return the seconds since the processes last used a processor, or waited for one."""
+        """Return the seconds since a process last used a processor or waited for one."""
         now, last = self._read(), self._busy
         active = now.processor_s - last.processor_s + max(0.0, now.queued_s - last.queued_s)
         if active > max(0.2, _IDLE * (now.at - last.at)) or now.processor_s < last.processor_s:
@@ -86,7 +86,7 @@ class UsedTime:
         return now.at - self._busy.at
 
     def processor_s(self) -> float:
-        """Return the processor time of the processes that are running."""
+        """Return the processor time of the running processes."""
         return self._read().processor_s
 
     def _read(self) -> Reading:
@@ -97,7 +97,7 @@ class UsedTime:
                     continue
                 running, waiting, _ = (process / "schedstat").read_text().split()
             except (OSError, ValueError):
-                continue  # it has ended, or the system does not say
+                continue  # the process has ended, or the system does not report this
             processor += int(running) / 1e9
             queued = max(queued, int(waiting) / 1e9)
         return Reading(time.monotonic(), processor, queued)
@@ -114,10 +114,10 @@ class _Running:
 
 
 class PointPool:
-    """Up to `jobs` points at a time. Use as a context: leaving it kills what still runs."""
+    """Runs up to `jobs` points at a time. A context manager: leaving it kills what still runs."""
 
     environment: Mapping[str, str] | None = None
-    """Of the points, instead of that in which the fork server began."""
+    """The environment of points; None: that of the fork server."""
 
     def __init__(self, jobs: int, nodes: Nodes | None = None, analysed: str | None = None) -> None:
         """With `nodes`, this machine leads others that `follow` it. `analysed`: log of analysed traces."""
@@ -136,7 +136,7 @@ class PointPool:
 
     def __exit__(self, *exc_info: object) -> None:
         if interruption.arrived():
-            fork_server.kill()  # and with it a point that is being started just now
+            fork_server.kill()  # also kills a point that is just being started
         for point in self._running:
             _kill(point)
         self._running.clear()
@@ -152,11 +152,11 @@ class PointPool:
         return len(self._running) < self.jobs
 
     def states(self) -> list[PointState]:
-        """Return how far each running point is."""
+        """Return the progress of each running point."""
         return [_state_of(point) for point in self._running if point.process.is_alive()]
 
     def start(self, config: Config, folder: Path) -> None:
-        """Start `config`; what it leaves is in `folder`, which exists already."""
+        """Start `config`; its files go to `folder`, which must exist."""
         try:
             server = fork_server.ensure()
             process = self._context.Process(
@@ -170,7 +170,7 @@ class PointPool:
             with fork_server.plain_main():
                 process.start()
         except EOFError:
-            # Let through, it would pass for an interruption.
+            # An uncaught EOFError would be mistaken for an interruption.
             raise BenchError(error_text("pool.no_server")) from None
         used = UsedTime(process.pid or 0)
         self._running.append(_Running(config, folder, process, time.monotonic(), timestamp(), used))
@@ -196,9 +196,9 @@ class PointPool:
 
 
 def _place(point: _Running) -> str:
-    """Ask a process for its stacks, and say where it stands; nothing of one that cannot answer."""
+    """Ask a process for its stacks and return where it is; empty if it does not answer."""
     if not point.config.in_one_process:
-        return ""  # its ranks were asked when the timeout was over (`elastic.py`)
+        return ""  # its ranks have dumped their stacks at the timeout (`elastic.py`)
     with contextlib.suppress(ProcessLookupError):
         os.kill(point.process.pid, ASK)
     until = time.monotonic() + _ANSWER_S
@@ -219,7 +219,7 @@ def _state_of(point: _Running) -> PointState:
 
 def _result_of(point: _Running) -> Result:
     if (result := result_in(point.folder)) is not None:
-        return result  # else it died before or while writing
+        return result  # otherwise it died before or while writing
     outcome = outcome_of_records(read_records(point.folder), world_recorded=1)
     if outcome.status in (Status.OK, Status.CRASH):
         outcome = Outcome(Status.CRASH, _how_it_died(point), "stderr.log")
@@ -228,7 +228,7 @@ def _result_of(point: _Running) -> Result:
 
 def _late_result(point: _Running, outcome: Outcome) -> Result:
     took = time.monotonic() - point.began
-    if (point.folder / "files.open.json").exists():  # its files with tensors are where it wrote them
+    if (point.folder / "files.open.json").exists():  # its files with tensors were not moved to the folder yet
         from fsdpbench.script.files.overlay import settle_after_death
 
         settle_after_death(point.folder)
@@ -239,7 +239,7 @@ def _late_result(point: _Running, outcome: Outcome) -> Result:
             outcome = Outcome(Status.ERROR, cause, outcome.log)
         return record_result(point.config, point.folder, outcome, took, point.started)
     except OSError as error:
-        # Nothing was recorded; the caller sees that its folder holds no result.
+        # Nothing was recorded; the caller finds no result in the folder.
         message = f"the result cannot be written: {error.strerror or error}"
         return Result.of({"status": Status.ERROR.value, "cause": {"message": message, "log": None}})
 

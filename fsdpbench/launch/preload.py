@@ -1,10 +1,10 @@
-"""Imported once by the fork server: what every point needs, so that starting one costs a fork; how it ends.
+"""Modules that the fork server imports once, so that starting a configuration costs only a fork.
 
 Nothing here may start threads or touch a device; the children do that.
 
-An interruption is for the server's parent, with which it ends; sent to a server that still imports, it would
-print where, which is why it is started with interruptions held back. At the end nothing is taken down: that
-would take a third of a second, for which the reader of the command's output waits: the server has it open
+The server ignores interruptions and ends with its parent. It is started with them blocked, because one that
+arrives during imports would print a traceback. At exit nothing is torn down: that would take a third of a
+second, during which the reader of the command's output waits, because the server holds that stream open
 too.
 """
 
@@ -36,10 +36,10 @@ def _import_all() -> None:
     from fsdpbench.engine.results.residuals.intervals import read_ahead
 
     torch.set_num_threads(1)
-    with torch.device("cpu"):  # torch imports what this needs at its first use
+    with torch.device("cpu"):  # triggers imports that torch delays until its first use
         pass
     preload()
-    # Files that every result needs, of which the answers are kept.
+    # Read and cache files that every result needs.
     versions()
     read_ahead()
 
@@ -48,8 +48,8 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 die_with_named_parent()
 atexit.register(os._exit, 0)
-# Modules stay, so that looking for garbage among them is in vain, and takes longer than many imports; frozen,
-# they are looked at by no child either.
+# Imported modules stay alive, so collecting garbage among them is useless and takes longer than many imports.
+# Frozen, they are not scanned by children either.
 gc.disable()
 _import_all()
 gc.freeze()

@@ -1,13 +1,13 @@
-"""Several ranks of one script, one process each, and whether they call the same collectives.
+"""Runs several ranks of one script, one process each, and compares their sequences of collectives.
 
-    point process ──┬── rank 0 alone: measured as before, writes down its collectives and what came out of
-    them
-                    └── then the others, as many at a time as there are cores; each ends as rank 0 does
+    point process ──┬── rank 0 alone: measured as without the check, records its collectives and their
+    results
+                    └── then the other ranks, as many at a time as there are cores; each ends as rank 0 does
 
     <configuration>/  collectives.pickle  trace/rank0_record.json …      rank 0, as without the check
       ranks/rank3/    collectives.pickle  stdout.log  stderr.log         another rank
 
-All of them share the configuration's timeout. A rank that runs past it writes down where it stands.
+All ranks share the configuration's timeout. A rank that exceeds it records its current line.
 """
 
 import multiprocessing
@@ -38,17 +38,17 @@ from fsdpbench.script.rank_check.comparison import Difference, first_difference,
 
 _RANKS = "ranks"
 _STOP_GRACE_S = 3.0
-"""Seconds from the request to end until the kill."""
+"""Seconds between asking a rank to end and killing it."""
 
 
 def folder_of(folder: Path, rank: int) -> Path:
-    """Return the folder in which a rank leaves its files."""
+    """Return the folder for a rank's files."""
     return folder if rank == 0 else folder / _RANKS / f"rank{rank}"
 
 
 def run_checked(config: Config, folder: Path) -> Outcome:
-    """Run the ranks that the script's `check_ranks` names, and compare them. Leaves the comparison in the
-    record of rank 0. Never raises for what a rank does."""
+    """Run the ranks in the script's `check_ranks` and compare them. Adds the comparison to the record of
+    rank 0. Never raises for what a rank does."""
     assert config.script is not None
     deadline = time.monotonic() + config.measurement.timeout_s
     ranks = config.script.check_ranks
@@ -60,14 +60,14 @@ def run_checked(config: Config, folder: Path) -> Outcome:
         difference = first_difference(logs)
         if difference is not None and difference.kind == Ended.TIMEOUT:
             had, took = ends[difference.rank].took_s, ends[ranks[0]].took_s
-            if had < took and outcome.status in (Status.OK, Status.RACE):  # no time to blame it
+            if had < took and outcome.status in (Status.OK, Status.RACE):  # it had less time than rank 0
                 said = f"rank {difference.rank} had {had:.0f} s of it, and rank 0 took {took:.0f} s"
                 limit = f"ran past {config.measurement.timeout_s:g} s"
                 difference, outcome = None, Outcome(Status.TIMEOUT, f"{limit}: {said}", "stderr.log")
         _leave(folder, _record(logs, difference))
         outcome = _with_difference(config, outcome, difference)
     for rank in ranks[1:]:
-        remove(folder_of(folder, rank) / "files")  # as large as real checkpoints
+        remove(folder_of(folder, rank) / "files")  # may be as large as real checkpoints
     return outcome
 
 
@@ -82,7 +82,7 @@ class _End:
 
 
 def _run_all(config: Config, folder: Path, ranks: Sequence[int], deadline: float) -> dict[int, _End]:
-    """Run these ranks until they end, or the deadline is there."""
+    """Run these ranks until they end or the deadline passes."""
     fork = multiprocessing.get_context("fork")
     waiting, running, ends = list(ranks), dict[int, tuple[ForkProcess, float]](), dict[int, _End]()
     while waiting or running:
@@ -103,7 +103,7 @@ def _run_all(config: Config, folder: Path, ranks: Sequence[int], deadline: float
 
 
 def _ended(process: ForkProcess, *, timed_out: bool) -> int:
-    """Wait for a process, one that timed out until it is killed; return its exit code."""
+    """Wait for a process, after killing it if it timed out; return its exit code."""
     if timed_out:
         process.terminate()
         process.join(_STOP_GRACE_S)
@@ -114,7 +114,7 @@ def _ended(process: ForkProcess, *, timed_out: bool) -> int:
 
 
 def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:
-    """One rank, in a process of its own, which ends here."""
+    """Run one rank in its own process, and end the process."""
     code = 1
     try:
         die_with_parent(parent)
@@ -125,7 +125,7 @@ def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:
             own.mkdir(parents=True, exist_ok=True)
             log_to(own)
             steps = config.measurement
-            timed = steps.timed_steps + steps.traced_steps  # as many steps as rank 0, and no trace
+            timed = steps.timed_steps + steps.traced_steps  # as many steps as rank 0, but no trace
             config = replace(
                 config, sanitize=False, measurement=replace(steps, timed_steps=timed, traced_steps=0)
             )
@@ -152,7 +152,7 @@ def _outcome_of_rank_0(config: Config, folder: Path, end: _End) -> Outcome:
 
 
 def _log(folder: Path, end: _End) -> RankLog:
-    """Return what a rank wrote down; of one that could not, how it ended."""
+    """Return the log that a rank wrote, or a log that says how the rank ended if there is none."""
     try:
         log = RankLog.read(folder_of(folder, end.rank))
     except UnreadableError:
@@ -179,7 +179,7 @@ def _with_difference(config: Config, outcome: Outcome, difference: Difference | 
 
 
 def _record(logs: Sequence[RankLog], difference: Difference | None) -> dict[str, object]:
-    """`rank_check` of the result."""
+    """Return the section `rank_check` of the result."""
     groups: dict[Any, tuple[str, int, Counter[str]]] = {}
     for log in logs:
         for call in log.calls:
@@ -204,5 +204,5 @@ def _leave(folder: Path, record: dict[str, object]) -> None:
     try:
         content = read_json_object(path)
     except UnreadableError:
-        return  # rank 0 died without one
+        return  # rank 0 died without a record
     write_whole(path, to_json({**content, "rank_check": record}, 1))

@@ -1,10 +1,10 @@
-"""Points as Slurm jobs, through submitit: one job a real configuration, an array for simulated ones.
+"""Points as Slurm jobs, through submitit: one job per real configuration, an array for simulated ones.
 
     sweep (login node) ── sbatch ──> job: the same `run_point` as on one machine ──> work folder (shared)
-         ^                            several nodes: torchrun's agent on each, node 0 judges
+         ^                            several nodes: one torchrun agent each, node 0 judges
          └── looks for result.json and asks Slurm for the job's state
 
-The sweep holds no connection to its jobs: their folders and Slurm's queue say everything, so that it can be
+The sweep has no connection to its jobs. Their folders and Slurm's queue have all state, so the sweep can be
 killed and started again. Jobs of an earlier start are cancelled first.
 """
 
@@ -31,18 +31,18 @@ from fsdpbench.launch.pool import PointState
 from fsdpbench.reports.result import Result
 
 _START_GRACE_S = 120.0
-"""On top of a configuration's timeout: what a job may take besides (imports, the file system)."""
+"""Seconds that a job may take in addition to the configuration's timeout (imports, the file system)."""
 _RENDEZVOUS_PORT = 29400
 _UNDER_WAY = frozenset(
     ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STOPPED", "UNKNOWN")
 )
 _SEEN_GRACE_S = 20.0
-"""How long a result may take to be seen after its job has ended."""
+"""Maximum seconds until a result is visible after its job has ended."""
 
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """The resources to ask Slurm for. `time_minutes` None: what the configurations' own timeouts need."""
+    """The resources to request from Slurm. `time_minutes` None: derived from the configurations' timeouts."""
 
     partition: str | None = None
     account: str | None = None
@@ -53,7 +53,7 @@ class SlurmSettings:
         for name in ("partition", "account"):
             value = getattr(self, name)
             if value is not None and (printable(value) != value or not value.strip()):
-                # It becomes a line of the job's script.
+                # The value becomes a line of the job's script.
                 raise UsageError(f"--{name} {printable(value)!r}: holds what no name of Slurm's does")
 
 
@@ -68,10 +68,10 @@ class _Job:
 
 
 class SlurmPool:
-    """The `Pool` of a sweep whose points run as Slurm jobs. Leaving it cancels what has not ended."""
+    """A `Pool` that runs points as Slurm jobs. Leaving its context cancels jobs that have not ended."""
 
     def __init__(self, folder: Path, settings: SlurmSettings) -> None:
-        """Raise `UsageError` if submitit or Slurm is not there."""
+        """Raise `UsageError` if submitit or Slurm is not installed."""
         try:
             import submitit
         except ImportError:
@@ -104,11 +104,11 @@ class SlurmPool:
         return len(self._waiting) + len(self._jobs) < self._settings.most_jobs
 
     def start(self, config: Config, folder: Path) -> None:
-        """Take `config` in; jobs are submitted together, so that simulated ones become an array."""
+        """Queue `config`; jobs are submitted together, so that simulated ones become one array."""
         self._waiting.append((config, folder))
 
     def states(self) -> list[PointState]:
-        """Return nothing: the queue does not say how far a job is."""
+        """Return an empty list, because the queue does not report a job's progress."""
         return []
 
     def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]:
@@ -170,7 +170,7 @@ class SlurmPool:
         return executor
 
     def _states(self) -> dict[str, str]:
-        """Return the state of each job that Slurm knows of. Accounting, which submitit asks, may be off."""
+        """Return the state of each job from squeue, because accounting, which submitit uses, may be off."""
         if not self._jobs:
             return {}
         ids = ",".join(sorted({entry.job.job_id.split("_")[0] for entry in self._jobs}))
@@ -210,14 +210,14 @@ class SlurmPool:
 
 
 def run_job(config_record: JsonObject, folder: str) -> None:
-    """Run a job's part on one of its nodes. Leaves `result.json` in `folder`."""
+    """Run this node's part of a job. Writes `result.json` to `folder`."""
     import fsdpbench.launch.preload  # noqa: F401 - registers the simulated device
 
     config, path = Config.from_dict(config_record), Path(folder)
     nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     if nodes == 1:
         run_point(config_record, folder)  # ends the process
-    port = _RENDEZVOUS_PORT + int(os.environ["SLURM_JOB_ID"]) % 4096  # jobs on one node do not share it
+    port = _RENDEZVOUS_PORT + int(os.environ["SLURM_JOB_ID"]) % 4096  # a different one for each job
     place = Nodes(nodes, int(os.environ["SLURM_NODEID"]), f"{_first_node()}:{port}")
     if place.rank > 0:
         run_agent(config, path, place, os.environ["SLURM_JOB_ID"])
@@ -228,7 +228,7 @@ def run_job(config_record: JsonObject, folder: str) -> None:
 
 
 def _first_node() -> str:
-    """Return the address of the job's first node in Slurm's configuration, else its name."""
+    """Return the address of the job's first node in Slurm's configuration, or its name if it has none."""
     names = _scontrol("show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
     fields = _scontrol("--oneliner", "show", "node", names[0]).split()
     addresses = (word.partition("=")[2] for word in fields if word.startswith("NodeAddr="))

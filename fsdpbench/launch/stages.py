@@ -1,10 +1,10 @@
-"""The ranks of a pipeline: one process for each, and the exchange at which they meet.
+"""The ranks of a pipeline: one process each, and the exchange through which they communicate.
 
-point process ──┬── rank 0 here. It meets point-to-point: the ranks that it names are needed
+point process ──┬── rank 0 here. When it uses point-to-point communication, the ranks it names are needed
                 └── standby, forked before, runs them all from the start
                       ├── rank 0 ──┐
                       ├── rank 4 ──┴── meetings, bounds and values: `sim/model/coupling.py`
-                      └── …  a rank that names further ones: again, with these
+                      └── …  if a rank names further ones: all again, with these
 
 <configuration>/  trace/rank0_record.json, rank4_record.json …  traces beside them
   ranks/rank4/    stdout.log  stderr.log
@@ -33,12 +33,12 @@ from fsdpbench.launch.rank_check import folder_of
 from fsdpbench.launch.verdict import how_it_ended, log_to
 from fsdpbench.script.rank import Exchange, Link, Member, NeedsRanksError, run_script
 
-MOST_RANKS = 64  # each is a process with a copy of the script
+MOST_RANKS = 64  # each rank is a process with a copy of the script
 _FORK = multiprocessing.get_context("fork")
 
 
 class Standby:
-    """A process that was forked before the script began, and runs the ranks of a pipeline if there is one."""
+    """A process forked before the script begins. It runs the ranks of a pipeline if the script has one."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self._connection, theirs = _FORK.Pipe()
@@ -47,7 +47,7 @@ class Standby:
         theirs.close()
 
     def run(self, ranks: Collection[int]) -> Outcome:
-        """Run `ranks`, and those that they need; return how they ended."""
+        """Run `ranks` and further ranks that they need; return the outcome."""
         self._connection.send(sorted(ranks))
         try:
             outcome: Outcome = self._connection.recv()
@@ -57,7 +57,7 @@ class Standby:
         return outcome
 
     def dismiss(self) -> None:
-        """End the process: the script has no pipeline."""
+        """End the process, because the script has no pipeline."""
         self._process.kill()
         self._process.join()
 
@@ -78,11 +78,11 @@ def _stand_by(config: Config, folder: Path, connection: Connection, parent: int)
 
 
 def _run_all(config: Config, folder: Path, ranks: Collection[int]) -> Outcome:
-    """Run `ranks` once. Raises `NeedsRanksError` if that is not all."""
+    """Run `ranks` once. Raises `NeedsRanksError` if they need further ranks."""
     if len(ranks) > MOST_RANKS:
         return Outcome(Status.ERROR, f"more than {MOST_RANKS} ranks that differ are not simulated")
     for name in ("stdout.log", "stderr.log"):
-        os.truncate(folder / name, 0)  # of the attempt before
+        os.truncate(folder / name, 0)  # remove output of the previous attempt
     remove(folder / TRACE_FOLDER)
     running = {rank: _start(config, folder, rank, tuple(sorted(ranks))) for rank in sorted(ranks)}
     try:
@@ -98,7 +98,7 @@ def _run_all(config: Config, folder: Path, ranks: Collection[int]) -> Outcome:
             how = how_it_ended(process.exitcode or 0)
             return Outcome(Status.CRASH, f"rank {rank}: the process ended early, {how}", _log_of(rank))
     _note(records, folder)
-    # Ranks that only missed another one say nothing of the cause.
+    # Ranks that failed only because another one was missing do not know the cause.
     causes = [record for record in records if "StageError" not in (record.cause or "")]
     failed = any(record.status is not Status.OK for record in causes)
     outcome = outcome_of_records(causes if failed else records, world_recorded=0)
@@ -107,7 +107,7 @@ def _run_all(config: Config, folder: Path, ranks: Collection[int]) -> Outcome:
 
 
 def _note(records: Sequence[RankRecord], folder: Path) -> None:
-    """Add to the record of rank 0, whose words the result has, what others have to say."""
+    """Add notes and decisions of the other ranks to the record of rank 0, which becomes the result."""
     first, *others = records
     peaks = [
         max((step["reserved"] or 0 for step in each.memory_per_step or ()), default=0) for each in records
@@ -122,12 +122,12 @@ def _note(records: Sequence[RankRecord], folder: Path) -> None:
     first.placeholder_decisions = list(found.values())
     for each in others:
         first.unknown_operators = each.unknown_operators | first.unknown_operators
-        remove(folder_of(folder, each.rank) / "files")  # as large as real checkpoints
+        remove(folder_of(folder, each.rank) / "files")  # may be as large as real checkpoints
     write_record(first, folder)
 
 
 def _place_of(decision: PlaceholderDecision) -> PlaceholderDecision:
-    """Return a decision without its count, which differs by rank."""
+    """Return a decision without its count, which differs between ranks."""
     return msgspec.structs.replace(decision, count=0)
 
 
@@ -139,7 +139,7 @@ _Running = tuple[ForkProcess, Connection]
 
 
 def _listen(running: Mapping[int, _Running]) -> None:
-    """Take the ranks' messages until all have ended."""
+    """Process the ranks' messages until all ranks have ended."""
     exchange = Exchange({rank: Member(connection) for rank, (_, connection) in running.items()})
     by_connection = {connection: rank for rank, (_, connection) in running.items()}
     by_sentinel: dict[Any, int] = {process.sentinel: rank for rank, (process, _) in running.items()}
@@ -165,7 +165,7 @@ def _start(config: Config, folder: Path, rank: int, ranks: tuple[int, ...]) -> _
 def _run_rank(
     config: Config, folder: Path, rank: int, ranks: tuple[int, ...], connection: Connection, parent: int
 ) -> None:
-    """One rank, in a process of its own, which ends here."""
+    """Run one rank in its own process, and end the process."""
     code = 1
     try:
         die_with_parent(parent)

@@ -1,20 +1,20 @@
-"""How a configuration of several processes ended, and which rank's word to believe.
+"""Decides how a configuration with several processes ended, and which rank's error is the cause.
 
 When one rank fails, the others fail after it: their collectives break, or they are asked to stop. The first
-cause is looked for in this order:
+cause is searched in this order:
 
     ran past the timeout        timeout: where each rank stood
     out of memory on any rank   oom
     a rank died without a message  crash: not stopped by us, no record; by its signal or exit code (0 and
                                 SIGTERM: after other ranks' own errors)
-    an error of its own         error: the earliest that is not the broken connection to another rank
+    an error of its own         error: the earliest that is not a broken connection to another rank
     a broken connection         error: the earliest
 
-Each rank leaves files besides its record: its logs, and where it stood when it was stopped.
+In addition to its record, each rank writes its logs, and its stacks if it is stopped:
 
     FOLDER/logs/  rank0_stdout.log  rank0_stderr.log  rank0_stopped.txt  rank0_error.json ...
 
-`rank{r}_stopped.txt` gets the stacks of a rank that is asked to end. A rank that left neither a record nor
+`rank{r}_stopped.txt` has the stacks of a rank that was asked to end. A rank that wrote neither a record nor
 stacks was not asked: it died by itself.
 """
 
@@ -58,11 +58,11 @@ class RankFiles:
         self.stopped, self.error = folder / f"{begin}stopped.txt", folder / f"{begin}error.json"
 
     def error_lines(self) -> list[str]:
-        """Return the last lines of its error log that are not blank."""
+        """Return the last non-blank lines of the rank's error log."""
         return [line.strip() for line in read_tail(self.stderr, _TAIL_BYTES).splitlines() if line.strip()]
 
     def place(self) -> str | None:
-        """Return the main thread's innermost frame when the rank was stopped: `barrier (x.py:12)`."""
+        """Return the main thread's innermost frame when the rank was stopped, such as `barrier (x.py:12)`."""
         return innermost_frame(read_tail(self.stopped, _TAIL_BYTES))
 
     def remove_empty(self) -> None:
@@ -79,9 +79,9 @@ _OURS = f"{Path(__file__).parents[1]}/"
 
 
 def innermost_frame(stacks: str) -> str | None:
-    """Return the innermost frame of a `faulthandler` dump's last thread, which is the main thread, and the
-    line of a file that is not installed from which it came; of another thread, where the main thread has left
-    such files and waits for it. Of this project's frames those are passed over.
+    """Return the innermost frame of the main thread, which is the last in a `faulthandler` dump, and the
+    frame in a file that is not installed from which it was called. If the main thread has no such file,
+    because it waits for another thread, return that thread's frames. Frames of this project are skipped.
     """
     _, *threads = stacks.split("(most recent call first):")
     found = [_shown(each) for each in reversed(threads)]
@@ -90,7 +90,7 @@ def innermost_frame(stacks: str) -> str | None:
 
 
 def _shown(thread: str) -> tuple[list[str], bool]:
-    """Return the frames of a thread that are shown, and whether one of them is in a file not installed."""
+    """Return the frames of a thread to show, and whether one of them is in a file that is not installed."""
     frames = [match for line in thread.splitlines() if (match := _FRAME.match(line))]
     others = [each for each in frames if not each["file"].startswith(_OURS)]
     own = [each for each in others if not _INSTALLED.search(each["file"])]
@@ -99,7 +99,7 @@ def _shown(thread: str) -> tuple[list[str], bool]:
 
 
 def how_it_ended(exit_code: int | None) -> str:
-    """Return how a process ended, in words; None: its exit code is not known."""
+    """Return in words how a process ended; None: unknown exit code."""
     if exit_code is None:
         return "died without a message"
     if exit_code >= 0:
@@ -111,7 +111,7 @@ def how_it_ended(exit_code: int | None) -> str:
 
 
 def log_to(folder: Path) -> None:
-    """Send what this process says to the logs in `folder`. Raises `FileNotFoundError` if that is gone."""
+    """Redirect this process's output to the logs in `folder`. Raises `FileNotFoundError` if it is gone."""
     for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
         stream.flush()
         handle = append_to(folder / name)
@@ -134,7 +134,7 @@ class RankEnd:
 
     @property
     def cause(self) -> str:
-        """Return the first line of its error, of the record or else of its log."""
+        """Return the first line of the rank's error, from its record or else from its log."""
         if self.record is not None and self.record.cause:
             return self.record.cause
         lines = [line for line in self.files.error_lines() if _ERROR_LINE.search(line)]
@@ -158,8 +158,8 @@ def judge(
     exit_codes: Mapping[int, int],
     timed_out_after_s: float | None = None,
 ) -> Outcome:
-    """Return the outcome of a configuration whose ranks have ended. `timed_out_after_s`: None unless it did;
-    `exit_codes`: by rank, as far as they are known."""
+    """Return the outcome of a configuration whose ranks have ended. `timed_out_after_s`: None without a
+    timeout; `exit_codes`: the known ones, by rank."""
     by_rank = {record.rank: record for record in records}
     ends = [
         RankEnd(rank, by_rank.get(rank), exit_codes.get(rank), RankFiles(folder, rank))
@@ -172,9 +172,9 @@ def judge(
             return _outcome(Status.OOM, end, end.cause)
     failed = sorted((end for end in ends if end.status is not Status.OK), key=lambda end: _order(folder, end))
     has_own_error = bool(failed) and not _order(folder, failed[0])[0]
-    # A signal is known to be the rank's own end; an unknown one may be a rank that was stopped too early.
+    # A signal shows that the rank died by itself; one without an exit code may have been stopped early.
     crashed = [end for end in ends if end.record is None and not read_tail(end.files.stopped, _TAIL_BYTES)]
-    # One that ended with 0, or as the launcher ends the others, is not to blame for another's own error.
+    # A rank that ended with 0, or as the launcher ends ranks, did not cause another rank's own error.
     crashed = [end for end in crashed if end.exit_code not in (0, -signal.SIGTERM) or not has_own_error]
     if crashed:
         return _crash(min(crashed, key=lambda end: (end.exit_code is None, end.rank)))
@@ -194,7 +194,7 @@ def _crash(end: RankEnd) -> Outcome:
     if end.exit_code == -signal.SIGKILL:
         cause += " (the kernel does so when the machine's memory runs out)"
     if end.exit_code is not None and end.exit_code > 0 and end.cause:
-        # An exception before the rank could write a record (an import, for one).
+        # An exception before the rank could write a record, for example during imports.
         return _outcome(Status.ERROR, end, end.cause)
     return _outcome(Status.CRASH, end, cause)
 

@@ -1,1 +1,1 @@
-"""Sweeps: what there is to choose from and can run here, plans, and many configurations, resumable."""
+"""Sweeps: available choices, what this machine can run, plans, and resumable runs of many configurations."""

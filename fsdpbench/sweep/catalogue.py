@@ -1,7 +1,7 @@
-"""Lists of models, systems, hardware and software to choose from, a row for each.
+"""Lists of models, systems, hardware and software to choose from, one row each.
 
-Those of other packages are among them, also those that cannot be loaded, with the reason. Imports torch only
-for what needs it.
+They include plugins, and plugins that cannot be loaded, with the reason. Torch is imported only by lists that
+need it.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from fsdpbench.sim.model.profile import load_profile, profile_names
 from fsdpbench.sim.model.software import load_software, software_names
 
 Row = dict[str, Value | Mapping[str, Value] | list[str] | list[dict[str, str | None]]]
-"""A row of a list, as `--json` shows it."""
+"""A row of a list, in the form that `--json` prints."""
 
 
 def models() -> list[Row]:
@@ -41,7 +41,7 @@ def models() -> list[Row]:
 
 
 def systems() -> list[Row]:
-    """Return a row for every system, with its installation command where it is missing."""
+    """Return a row for every system, with its installation command if it is not installed."""
     from fsdpbench.systems import offers
 
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""The doctor: finds out what this machine can run by running it, and what is missing for the rest."""
+"""Checks that find out, by running it, what this machine can run, and what is missing for the rest."""
 
 import importlib.metadata
 import importlib.util
@@ -22,7 +22,7 @@ _TRY_TIMEOUT_S = 60.0
 
 
 class Verdict(StrEnum):
-    """`MISSING`: an optional part is not there. `BROKEN`: something that everybody needs does not work."""
+    """`MISSING`: an optional part is not installed. `BROKEN`: a part that all commands need does not work."""
 
     OK = "ok"
     MISSING = "missing"
@@ -31,7 +31,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `way_out` says what to do where it is not ok."""
+    """The result of one check; `way_out` says what to do if it is not ok."""
 
     what: str
     verdict: Verdict
@@ -40,7 +40,7 @@ class Finding:
 
 
 def examine(try_devices: bool = True) -> list[Finding]:
-    """Everything, in the order in which it is shown. Without `try_devices` nothing is run."""
+    """Return all findings in display order. Without `try_devices` no configuration is run."""
     looks: list[Callable[[], Finding]] = [_python, _torch, _machine, _disk, _gpus]
     if try_devices:
         looks += [lambda: _tried("sim", 8), lambda: _tried("cpu", 2)]
@@ -66,7 +66,7 @@ def _torch() -> Finding:
 
 
 def _private_names() -> list[Finding]:
-    """The private names that this torch lacks. What needs one of them fails, everything else works."""
+    """Return findings on private names that this torch lacks. Only features that need one of them fail."""
     what = "torch's private names"
     try:
         from fsdpbench.systems import private_names
@@ -114,7 +114,7 @@ def _gpus() -> Finding:
 
 
 def _tried(device: str, gpus: int) -> Finding:
-    """Run a tiny configuration on `device` and tell how it went."""
+    """Run a tiny configuration on `device` and return the outcome."""
     what = f"--device {device}"
     (trial,) = simulate([_tiny(device, gpus)], 1)
     if trial.status is Status.OK:
@@ -138,7 +138,7 @@ def _extra(name: str, module: str, purpose: str) -> Finding:
 
 
 def _plugins() -> list[Finding]:
-    """Systems and models of other packages; one that cannot be loaded breaks nothing of ours."""
+    """Return findings on plugins. A plugin that cannot be loaded does not affect fsdpbench's own parts."""
     from fsdpbench.systems import offers
     from fsdpbench.workloads import PLUGINS
 

@@ -1,11 +1,11 @@
-"""Goodput: the share of a long training that is neither saved, nor lost to a failure, nor spent restarting.
+"""Goodput: the share of a long training that is not spent on checkpoints, lost to failures or on restarts.
 
     bytes of a checkpoint ──storage of the profile──> seconds of saving ──┐
     GPUs, mean GPU-hours between failures ──────────> seconds between ────┴──> best interval, goodput
 
-Failures arrive at random with one rate (a Poisson process), in saving and restarting too. With d seconds of
-saving after each t seconds of work, R of restarting and M between failures, t seconds of work take
-M e^(R/M) (e^((t+d)/M) - 1) on average (Daly, FGCS 22, 2006): least where (1 - t/M) e^((t+d)/M) = 1.
+Failures arrive at a constant random rate (a Poisson process), also while saving and restarting. With d
+seconds of saving after each t seconds of work, R of restarting and M between failures, t seconds of work take
+M e^(R/M) (e^((t+d)/M) - 1) on average (Daly, FGCS 22, 2006). The minimum is at (1 - t/M) e^((t+d)/M) = 1.
 """
 
 import math
@@ -16,23 +16,23 @@ from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.prediction import saved_bytes
 
 GPU_MTBF_H = 50_000.0
-"""GPU-hours between failures, published: 419 unexpected interruptions in 54 days of 16,384 H100 (Llama 3,
+"""Published GPU-hours between failures: 419 unexpected interruptions in 54 days of 16,384 H100 (Llama 3,
 arXiv 2407.21783) are one in 50,700."""
 RESTART_S = 600.0
-"""Seconds from a failure to the next step, reading the checkpoint aside. Estimated: the same training lost
-less than 10 % of its time, 19 minutes for each failure, with all that was computed twice."""
+"""Seconds from a failure to the next step, without reading the checkpoint. Estimated: the same training lost
+less than 10 % of its time, which is 19 minutes per failure including recomputed steps."""
 
 _PLAN_S = 85e-6
-"""Seconds that rank 0 plans for each tensor of each rank, others waiting. Measured on a CPU: torch 2.11
+"""Seconds that rank 0 plans for each tensor of each rank while the others wait. Measured on a CPU: torch 2.11
 and 2.13 read, merge and send back the plans of 8 to 256 ranks with 300 and 900 tensors in 65 to 110 us each.
-Plans that are cached (`enable_plan_caching`) cost this once."""
+With cached plans (`enable_plan_caching`) this is needed only once."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Parameters and optimizer states of `nbytes`, all ranks together. copy_s: to hosts, all ranks
-    at the same time. write_s: from there to storage, which reads as fast. plan_s: before that, of torch's
-    distributed checkpoints, where the number of tensors is known."""
+    """A checkpoint: parameters and optimizer states of all ranks, `nbytes` in total. copy_s: to the hosts,
+    all ranks in parallel. write_s: from hosts to storage; reading takes as long. plan_s: planning of torch's
+    distributed checkpoints before that, if the number of tensors is known."""
 
     nbytes: int
     copy_s: float
@@ -40,14 +40,14 @@ class Checkpoint:
     plan_s: float = 0.0
 
     def blocked_s(self, *, is_async: bool) -> float:
-        """Return how long training waits; `is_async`: not for the writing."""
+        """Return the seconds that training waits; `is_async`: without the writing."""
         return self.plan_s + self.copy_s + (0.0 if is_async else self.write_s)
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """Goodput of saving every `interval_s` of training. share: of the time that trains. blocked_s: training
-    waits for one checkpoint. failure_s: mean time between failures of all GPUs."""
+    """Goodput with a checkpoint every `interval_s` of training. share: of the time that trains. blocked_s:
+    wait for one checkpoint. failure_s: mean time between failures of all GPUs."""
 
     share: float
     interval_s: float
@@ -66,8 +66,8 @@ class Endured:
 
 
 def endure(config: Config, gpu_mtbf_h: float | None = None) -> Endured | None:
-    """Return what checkpoints and failures, one in `gpu_mtbf_h` hours of a GPU, leave of a training; None for
-    a script and for a model whose states are not known. Raises `ProfileError`."""
+    """Return the goodput of a training with checkpoints and a failure every `gpu_mtbf_h` GPU-hours; None for
+    a script and for a model whose states are unknown. Raises `ProfileError`."""
     checkpoint, hours = _checkpoint_of(config), gpu_mtbf_h or GPU_MTBF_H
     if checkpoint is None:
         return None
@@ -79,8 +79,8 @@ def endure(config: Config, gpu_mtbf_h: float | None = None) -> Endured | None:
 def best_goodput(checkpoint: Checkpoint, failure_s: float, *, is_async: bool = False) -> Goodput:
     """Return the goodput with the best interval between checkpoints.
 
-    is_async: training waits for the copy alone. Until the file is written a failure goes back to the
-    checkpoint before, so that it costs `write_s` more, and the next one does not begin earlier."""
+    is_async: training waits only for the copy. A failure before the file is complete goes back to the
+    previous checkpoint, which costs `write_s` more. The next save starts after the file is complete."""
     from scipy.special import lambertw
 
     blocked_s = checkpoint.blocked_s(is_async=is_async)
@@ -94,8 +94,8 @@ def best_goodput(checkpoint: Checkpoint, failure_s: float, *, is_async: bool = F
 def sharded_checkpoint(
     nbytes: int, rank_nbytes: float, tensors: int, hardware: str | None, gpus: int
 ) -> Checkpoint:
-    """Return a checkpoint that all ranks write: `nbytes` in all, of which a rank copies `rank_nbytes`.
-    tensors: of a rank, 0 where that is not known. Raises `ProfileError`."""
+    """Return a checkpoint that all ranks write: `nbytes` in total, `rank_nbytes` copied per rank. tensors:
+    per rank, 0 if unknown. Raises `ProfileError`."""
     profile = load_profile(hardware or DEFAULT_HARDWARE)
     nodes, storage = math.ceil(gpus / profile.gpus_per_node), profile.storage
     rate = min(nodes * storage.gb_s_per_node, storage.gb_s or 20.0 * math.ceil(nodes / 32))
@@ -119,7 +119,7 @@ def _checkpoint_of(config: Config) -> Checkpoint | None:
 
 
 def _share(interval_s: float, blocked_s: float, lost_s: float, failure_s: float) -> float:
-    """Return the share of the time that trains; 0 where failures come before anything is ever saved."""
+    """Return the share of the time that trains; 0 if failures come before anything is saved."""
     exponent = (interval_s + blocked_s) / failure_s
     if exponent + lost_s / failure_s > math.log(1e12):
         return 0.0

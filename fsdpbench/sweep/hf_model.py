@@ -1,7 +1,7 @@
 """`--hf-config FILE|FOLDER` and `--model hf:NAME`: a Hugging Face configuration instead of a named model.
 
-The file is read once, here. What continues is a model called `hf:NAME` and the whole shape, so that a result,
-a `sweep.toml` and a baseline say what was run without the file. Nothing is ever asked of the network.
+The file is read once, here, and becomes a model called `hf:NAME` with a complete shape. So a result, a
+`sweep.toml` and a baseline describe the run without the file. Nothing is ever downloaded.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ from fsdpbench.workloads.library import CONTENT, LIBRARY, packed
 
 _CONFIG = "config.json"
 _USUAL: Mapping[str, Value] = {"batch": 1, "activation_checkpointing": "full"}
-"""The settings' own defaults bring gpt-2.8b to the limit of 80 GB; with these larger models fit too."""
+"""The general defaults bring gpt-2.8b to the limit of 80 GB; with these, larger models fit too."""
 _LONGEST_NAME = 60
 _SNAPSHOTS = "snapshots"
 
 
 def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given` with model and shape instead of `hf_config`, or of a model `hf:NAME` without a shape of
-    its own. Fields of a shape that is given too replace those of the file. `keep_content`: the shape keeps
-    the file's content too, for the library's own modules. Raises `UsageError`."""
+    """Return `given` with model and shape instead of `hf_config`, or of a model `hf:NAME` that has no shape.
+    Fields of a given shape override those of the file. `keep_content`: the shape also keeps the file's
+    content, for the library's own modules. Raises `UsageError`."""
     done = {name: value for name, value in given.items() if name not in ("hf_config", "keep_content")}
     model, path = given.get("model"), given.get("hf_config")
     shape = given.get("shape")
@@ -62,8 +62,8 @@ def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def usual_settings(model: str, named: Iterable[str]) -> dict[str, Value]:
-    """Return the settings of a model of a configuration file that the user did not name; empty for named
-    models, which keep the settings' defaults."""
+    """Return default settings for a model from a configuration file, except those that the user named; empty
+    for named models, which have the general defaults."""
     taken = set(named)
     return {
         name: value for name, value in _USUAL.items() if model.startswith(HF_PREFIX) and name not in taken
@@ -71,7 +71,7 @@ def usual_settings(model: str, named: Iterable[str]) -> dict[str, Value]:
 
 
 def _config_file(path: Path, origin: str) -> Path:
-    """The file at `path`, or the `config.json` in that folder."""
+    """Return the file at `path`, or the `config.json` in that folder. Raises `UsageError`."""
     if not is_there(path):
         raise UsageError(f"{origin}: no such file or folder")
     file = path / _CONFIG if path.is_dir() else path
@@ -81,7 +81,7 @@ def _config_file(path: Path, origin: str) -> Path:
 
 
 def _name_of(file: Path) -> str:
-    """Return the file's own name; of a `config.json` its folder's, or of a cached snapshot the model's."""
+    """Return the name of the file, the folder of a `config.json`, or the model of a cached snapshot."""
     if file.name != _CONFIG:
         return file.stem
     folder = file.resolve().parent if file.parent == Path() else file.parent
@@ -91,7 +91,7 @@ def _name_of(file: Path) -> str:
 
 
 def _cached_file(name: str) -> Path:
-    """The `config.json` of the model `name` (owner/model) in the local cache, its main revision first."""
+    """Return the cached `config.json` of the model `name` (owner/model), of the main revision if possible."""
     hub = _hub_cache()
     folder = hub / f"models--{name.replace('/', '--')}"
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or not is_there(folder):
@@ -107,7 +107,7 @@ def _cached_file(name: str) -> Path:
 
 
 def _hub_cache() -> Path:
-    """Where huggingface_hub keeps what was downloaded, by its own variables."""
+    """Return the cache folder of huggingface_hub, by its own environment variables."""
     if os.environ.get("HF_HUB_CACHE"):
         return Path(os.environ["HF_HUB_CACHE"]).expanduser()
     home = os.environ.get("HF_HOME")
@@ -117,7 +117,7 @@ def _hub_cache() -> Path:
 
 
 def parse_shape(text: str | None) -> dict[str, ShapeValue]:
-    """`layers=32,tied=true` as typed values. Raises `UsageError` on what is not a `name=value`."""
+    """Parse `layers=32,tied=true` to typed values. Raises `UsageError` for a part without `name=value`."""
     shape: dict[str, ShapeValue] = {}
     for part in (text or "").split(","):
         if not part.strip():

@@ -1,4 +1,4 @@
-"""The target that a sweep has in common, and one configuration on it, checked against model and system."""
+"""The target that a sweep's configurations share, and their creation, checked against model and system."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from fsdpbench.workloads import Workload, get_workload
 
 @dataclass(frozen=True)
 class Target:
-    """The model of a whole sweep, and where it runs."""
+    """The model of a whole sweep, and the machine to run it on."""
 
     model: str
     shape: Mapping[str, ShapeValue]
@@ -41,7 +41,7 @@ class Target:
 
     @property
     def profile(self) -> HardwareProfile:
-        """Return the profile of its simulated GPUs."""
+        """Return the hardware profile of the simulated GPUs."""
         return load_profile(self.hardware or "")
 
 
@@ -60,9 +60,9 @@ def make_target(
     gpus_used_per_node: int | None = None,
     nic_gb_s: float | None = None,
 ) -> Target:
-    """Check and complete a target. `device` is resolved already. Raises `UsageError`.
+    """Check and complete a target; `device` must not be `auto`. Raises `UsageError`.
 
-    What is stated of simulated nodes becomes part of `hardware`.
+    Options about simulated nodes become part of `hardware`.
     """
     simulated = device == "sim"
     per_node, used = gpus_per_node or max(gpus, 1), None
@@ -96,7 +96,7 @@ def make_target(
 def simulated_nodes(
     hardware: str, gpus: int, per_node: int | None, used: int | None, nic_gb_s: float | None
 ) -> tuple[str, int, int | None]:
-    """Return the machine's name with its nodes, a node's GPUs, and the used ones. Raises `UsageError`."""
+    """Return the machine's name including its nodes, GPUs per node, and used ones. Raises `UsageError`."""
     try:
         hardware = stated_machine(hardware, per_node, nic_gb_s)
         whole = load_profile(hardware).gpus_per_node
@@ -108,7 +108,7 @@ def simulated_nodes(
 
 
 def make_config(target: Target, system: str, settings: Settings, workload: Workload) -> Config:
-    """Return one configuration on `target`. Raises `UsageError` for a system that is not installed."""
+    """Return one configuration on `target`. Raises `UsageError` if the system is not installed."""
     get_system(system).require()
     seq = adapted(workload, settings).resolve_seq(settings.seq)
     _check_units(workload, settings.wrap)
@@ -131,27 +131,27 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
 
 
 def _check_units(workload: Workload, wrap: str) -> None:
-    """Refuse a `wrap` of classes or modules that the model lacks, before anything runs: `UsageError`."""
+    """Raise `UsageError` if `wrap` names classes or modules that the model lacks, before anything runs."""
     if wrap not in ("root", "block") and not wrap.startswith(("every-", "size:")):
-        from fsdpbench.systems.wrapping import check_names  # builds the model, and imports torch
+        from fsdpbench.systems.wrapping import check_names  # imports torch and builds the model
 
         check_names(workload, wrap)
 
 
 def configured(target: Target, system: str, **settings: Any) -> Config:
-    """Return one configuration with these settings (texts or typed values), the rest at their defaults; what
-    the system lacks is null. Raises `UsageError`."""
+    """Return one configuration with these settings (texts or typed values), others at their defaults.
+    Settings that the system lacks are null. Raises `UsageError`."""
     return without_absent(make_config(target, system, Settings.of(**settings), target.workload()))
 
 
 def workload_named(config: Config) -> Workload:
-    """Return the workload that `config` names, whatever its settings."""
+    """Return the workload that `config` names, independent of its settings."""
     return get_workload(config.model, shape=dict(config.shape_given) or None)
 
 
 def not_applicable(config: Config, given: Iterable[str] = (), before: Config | None = None) -> dict[str, str]:
-    """Return why `config` cannot run, by setting: those of `given` its system lacks, values it refuses. The
-    system is that of `before`, of which `config` is a change, if given."""
+    """Return why `config` cannot run, by setting: settings in `given` that its system lacks, and refused
+    values. If `config` is a change of `before`, use the system of `before`."""
     before = before or config
     system = get_system(before.system)
     absent = system.absent_settings(before)
@@ -173,12 +173,12 @@ def shards(config: Config) -> bool:
 
 
 def own_software(system: str) -> str:
-    """Return the software that a system is simulated with where none is named. Raises `UsageError`."""
+    """Return the default software profile of a system. Raises `UsageError`."""
     return get_system(system).software
 
 
 def check_systems(names: Sequence[str], *, installed: bool = True) -> list[str]:
-    """Return the names, if all exist and, with `installed`, their packages do. Raises `UsageError`."""
+    """Return the names if all systems exist and, with `installed`, are installed. Raises `UsageError`."""
     for name in names:
         system = get_system(name)
         if installed:
@@ -187,7 +187,7 @@ def check_systems(names: Sequence[str], *, installed: bool = True) -> list[str]:
 
 
 def check_software(name: str, device: str) -> str:
-    """The name or path of a software profile that can be read. Raises `UsageError`, on real devices too."""
+    """Return the name or path of a readable software profile. Raises `UsageError`, also on real devices."""
     if device != "sim":
         raise UsageError(f"--software {name} is for simulated GPUs; leave it out with --device {device}")
     try:
@@ -198,8 +198,8 @@ def check_software(name: str, device: str) -> str:
 
 
 def software_of_script(given: str | None) -> tuple[str | None, str]:
-    """Return the software profile of a script, None for the current one, and a note on the keys of it that
-    the script decides itself. Raises `UsageError`."""
+    """Return the software profile of a script, None for the current one, and a note on the keys that do not
+    apply because the script decides them itself. Raises `UsageError`."""
     name = CURRENT if given is None else check_software(given, "sim")
     profile = load_software(name)
     if profile.of_the_bench:
@@ -210,7 +210,7 @@ def software_of_script(given: str | None) -> tuple[str | None, str]:
 
 
 def check_device(name: str) -> str:
-    """Return the name of a device, unchanged. Raises `UsageError` for others."""
+    """Return the name of a device unchanged. Raises `UsageError` if it is unknown."""
     if name not in ("auto", "cuda", "cpu", "sim"):
         raise unknown("device", name, ("auto", "cuda", "cpu", "sim"), "fsdpbench sweep --help")
     return name

@@ -1,13 +1,13 @@
-"""Forecasts of a plan: its time and disk, and the points that cannot fit. Each is simulated once, untraced.
+"""Forecasts of a plan: time, disk, and the points that do not fit. Each point is simulated once, untraced.
 
     points ──as simulated──> a pool of short runs ──> memory and step time of each ──┐
     the first of them, once more with its trace ──> what a trace adds ──────────────┴──> Forecast
 
-The prediction runs the training code itself on simulated GPUs, so an out-of-memory here is that of the
-simulated caching allocator. For points that run on a CPU, memory is what all ranks together would hold.
+The prediction runs the training code itself on simulated GPUs, so out-of-memory errors come from the
+simulated caching allocator. For points on a CPU, memory is the sum over all ranks.
 
-The batch of each activation checkpointing is the largest one that leaves a margin of memory: two small
-batches are simulated with each; what a GPU holds grows with the batch along a line.
+The batch for each activation checkpointing is the largest one that leaves a margin of memory. It is
+extrapolated from simulations of two small batches, because memory grows linearly with the batch.
 """
 
 import functools
@@ -41,21 +41,21 @@ from fsdpbench.systems import get_system
 
 PROBE = Measurement(2, 1, 0, timeout_s=120.0, most_warmup_steps=12, most_timed_steps=8)
 _ROOMY_HARDWARE = "h200"
-"""Points of a CPU are simulated on the GPU with most memory, to learn how much of it they need."""
+"""Points on a CPU are simulated on the GPU with the most memory, to find out how much they need."""
 _START_S = {"cpu": 6.0, "cuda": 25.0}
-"""Seconds to start the ranks of one real configuration and take them down (torch's import, the group)."""
+"""Seconds to start and stop the ranks of one real configuration (importing torch, creating the group)."""
 _TORCH_BYTES = 300 << 20
-"""What a process holds with torch imported and a gloo group open."""
+"""Memory of a process that has imported torch and created a gloo group."""
 _TRACE_BYTES_A_SECOND = 4 << 20
-"""Of a real trace, compressed: about 100,000 events a second of 40 bytes each."""
-MARGIN = 0.1  # of the memory; predictions of it are off by less in nine of ten cases
+"""Size of a compressed real trace: about 100,000 events per second of 40 bytes each."""
+MARGIN = 0.1  # of the memory; in nine of ten cases predictions of memory are closer
 _TRIED = (1, 4)
 _USUAL = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One point, predicted; seconds, bytes. `status` None: its simulation says nothing (`reason`: why)."""
+    """One predicted point; seconds, bytes. `status` None: the simulation gave no answer (`reason`: why)."""
 
     config: Config
     status: Status | None
@@ -64,49 +64,49 @@ class Prediction:
     peak_reserved_bytes: int | None = None
     host_s: float = 0.0
     throughput: float | None = None
-    """Samples (tokens, where the workload has them) a second and GPU."""
+    """Samples (or tokens, if the workload has them) per second and GPU."""
     alloc_retries_per_step: float | None = None
     interval: Interval | None = None
-    """The interval of the real figures; None where nothing was simulated as it is."""
+    """The interval for the real figures; None for points on a CPU and points without figures."""
 
     @property
     def risky(self) -> bool:
-        """Whether its memory fits only inside the prediction's error."""
+        """Return whether the memory fits only if the prediction's error is favourable."""
         return self.interval is not None and self.interval.risky
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits; None where that is not known."""
+        """Return whether the point fits; None if unknown."""
         return self.status is Status.OK if self.status in (Status.OK, Status.OOM) else None
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """All points predicted, and the whole sweep's wall time (seconds) and disk space (bytes)."""
+    """The predictions of all points, and the whole sweep's wall time (seconds) and disk space (bytes)."""
 
     predictions: tuple[Prediction, ...]
     wall_s: float
     disk_bytes: int
 
     def that_fit(self, fits: bool | None) -> list[Prediction]:
-        """Return those that fit or do not; None: of which that is not known."""
+        """Return the predictions that fit, do not fit, or (None) for which that is unknown."""
         return [prediction for prediction in self.predictions if prediction.fits is fits]
 
     @property
     def ranks(self) -> list[int | None]:
-        """The rank of each prediction by throughput; those that cannot be distinguished share one."""
+        """Return each prediction's rank by throughput; indistinguishable ones share a rank."""
         speeds = ((each.throughput if each.fits else None, each.interval) for each in self.predictions)
         return shared_ranks([cost_of(speed, interval) if speed else None for speed, interval in speeds])
 
 
 def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -> Forecast:
-    """Simulate `points`, `jobs` at a time. `tell` hears how many are done.
+    """Simulate `points`, `jobs` at a time. `tell` is called with the number of points done.
 
     Raises `BenchError` if nothing can be started.
     """
     with thrown_away("plan") as folder:
         simulated = [as_simulated(config) for config in points]
-        # Of a CPU's points memory is another question.
+        # `cannot_fit` is about GPU memory, so it does not apply to points on a CPU.
         hopeless = [
             None if config is None or point.device == "cpu" else cannot_fit(config)
             for point, config in zip(points, simulated, strict=True)
@@ -125,7 +125,7 @@ def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -
 
 
 def best_first(forecast: Forecast) -> Forecast:
-    """Return the forecast, fastest point first, then those of unknown speed, then those that do not fit."""
+    """Return the forecast sorted: fastest point first, then unknown speeds, then points that do not fit."""
 
     def place(prediction: Prediction) -> tuple[bool, bool, float]:
         return prediction.fits is False, prediction.throughput is None, -(prediction.throughput or 0.0)
@@ -134,8 +134,8 @@ def best_first(forecast: Forecast) -> Forecast:
 
 
 def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
-    """`config` on simulated GPUs of `hardware` (default: those that look most like its own), untraced. None
-    where its system cannot do on them what it does on its own device."""
+    """Return `config` on simulated GPUs of `hardware` (default: those most like its own), untraced. None if
+    its system does not support it there."""
     if hardware is None:
         hardware = (
             _ROOMY_HARDWARE
@@ -150,8 +150,8 @@ def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
 
 
 def as_probe(config: Config, hardware: str | None, timeout_s: float | None, purpose: str) -> Config:
-    """Return `config` as it is simulated untraced, on GPUs of `hardware`; a script runs as many steps as it
-    would. `purpose`: `explained`, for the `UsageError` where its system cannot be simulated."""
+    """Return `config` simulated untraced on GPUs of `hardware`; a script keeps its number of steps.
+    `purpose`: a word such as `explained` for the `UsageError` if its system cannot be simulated."""
     if config.script is not None:
         return replace(config, measurement=replace(config.measurement, traced_steps=0))
     simulated = as_simulated(config, hardware)
@@ -168,7 +168,7 @@ def _run_once(
     jobs: int,
     tell: Callable[[int], None],
 ) -> list[Trial | None]:
-    """Return the trials in order; equal configurations are simulated once, those that cannot fit never."""
+    """Return the trials in order. Simulate equal configurations once, and skip those that cannot fit."""
     first: dict[str, int] = {}
     distinct: list[Config] = []
     places: list[int | None] = []
@@ -211,13 +211,13 @@ def _prediction(config: Config, trial: Trial | None) -> Prediction:
 
 
 def _more_than_there_is(config: Config, result: Result) -> bool:
-    """Whether ranks that filled a simulated GPU each would fill this machine too."""
+    """Return whether ranks that each filled a simulated GPU would fill this machine's memory."""
     free = available_memory()
     return free is not None and config.gpus * result.machine["memory_bytes"] > free
 
 
 def _on_this_cpu(config: Config, trial: Trial) -> Prediction:
-    """Compare the memory of all ranks together with the machine's; time from FLOPs and a core's rate."""
+    """Compare the memory of all ranks with the machine's; compute the time from FLOPs and a core's rate."""
     needed = config.gpus * ((trial.allocated or 0) + _TORCH_BYTES)
     free = available_memory()
     cores = min(config.gpus, os.cpu_count() or 1)
@@ -230,7 +230,7 @@ def _on_this_cpu(config: Config, trial: Trial) -> Prediction:
 
 @functools.cache
 def _flops_a_core() -> float:
-    """FLOP/s of one core in an fp32 matrix product; small models reach about half of it."""
+    """Return FLOP/s of one core for small models: half of the rate of an fp32 matrix product."""
     size = 384
     a = np.ones((size, size), dtype=np.float32)
     best = float("inf")
@@ -244,7 +244,7 @@ def _flops_a_core() -> float:
 def _cost_of_a_trace(
     points: Sequence[Config], predictions: Sequence[Prediction], folder: Path
 ) -> tuple[float, int]:
-    """Seconds and bytes that the trace of one simulated point adds, from running one in full."""
+    """Run one simulated point again with a trace; return the seconds and bytes that tracing adds."""
     sample = next((p for p in predictions if p.status is Status.OK and p.config.device == "sim"), None)
     if sample is None:
         return 0.0, 0
@@ -275,24 +275,24 @@ def _disk_bytes(prediction: Prediction, trace_bytes: int) -> int:
     return config.gpus * (64 << 10) + round(config.gpus * seconds * _TRACE_BYTES_A_SECOND)
 
 
-# What cannot fit by arithmetic alone, so that it need not be simulated.
-# A rank holds its share of parameters, gradients and AdamW's states, 16 bytes a parameter in fp32, all at the
-# same time in the optimizer's step. Where these alone are more than the allocator may take, no other setting
-# helps. The bound is never above the truth: where something unknown might hold less, there is none.
+# Points that cannot fit by arithmetic alone need not be simulated. A rank holds its share of parameters,
+# gradients and AdamW's states, 16 bytes per parameter in fp32, all at the same time in the optimizer's step.
+# If these exceed the memory that the allocator can use, no other setting helps. The bound never exceeds the
+# truth: if an unknown setting might reduce memory, there is no bound.
 
 _STATE_BYTES = 16
 _GRADIENT_BYTES = 4
 _SGD_BYTES = 8
-_MUON_BYTES = 12  # at least: one moment for the matrices
+_MUON_BYTES = 12  # a lower bound: matrices have one moment
 _TWO_BYTE_STATES = 12
 _REPLICATED = ("torch-ddp", "single")
 _SHARDED = ("impl-fsdp1", "impl-fsdp2", "torch-fsdp1", "torch-fsdp2")
 _UNDERSTOOD = table_beside(__file__, "prediction.toml")["understood"]
-"""Settings whose part in the bound is known; another one that is not at its default makes it unknown."""
+"""Settings whose effect on the bound is known; any other one that is not at its default makes it unknown."""
 
 
 def cannot_fit(config: Config) -> str | None:
-    """Return why `config`, on simulated GPUs, has no room for its training state; None: it may have."""
+    """Return why the training state of `config` does not fit on simulated GPUs; None if it may fit."""
     needed, usable = state_bytes(config), usable_bytes(config)
     if needed is None or usable is None or needed <= usable:
         return None
@@ -300,7 +300,7 @@ def cannot_fit(config: Config) -> str | None:
 
 
 def usable_bytes(config: Config) -> int | None:
-    """Return the bytes that torch has on a simulated GPU; None for a profile that cannot be read."""
+    """Return the bytes that torch can use on a simulated GPU; None if the profile cannot be read."""
     try:
         return None if config.hardware is None else load_profile(config.hardware).usable_memory_bytes
     except ProfileError:
@@ -308,7 +308,7 @@ def usable_bytes(config: Config) -> int | None:
 
 
 def state_bytes(config: Config) -> int | None:
-    """Return the least bytes that a rank holds in its optimizer's step; None where it is not known."""
+    """Return a lower bound of a rank's bytes in its optimizer's step; None if unknown."""
     settings = config.settings
     strange = any(
         value != SETTINGS[name].default
@@ -319,7 +319,7 @@ def state_bytes(config: Config) -> int | None:
         return None
     workload = workload_named(config)
     if workload.training_state_bytes != _STATE_BYTES * workload.parameters:
-        return None  # tables of their own dtype, sharded in their own way
+        return None  # it has tables with their own dtype and sharding
     each = _bytes_a_parameter(config)
     if config.system in _REPLICATED:
         return each * workload.parameters
@@ -329,8 +329,8 @@ def state_bytes(config: Config) -> int | None:
 
 
 def saved_bytes(config: Config) -> int | None:
-    """Return the bytes of parameters and optimizer states that a checkpoint holds, each once; None for a
-    script and for models whose states have dtypes of their own."""
+    """Return the bytes of a checkpoint, with each parameter and optimizer state once; None for a script and
+    for models whose states have other dtypes."""
     if config.script is not None or config.what_if is not None:
         return None
     workload = workload_named(config)
@@ -340,7 +340,7 @@ def saved_bytes(config: Config) -> int | None:
 
 
 def _bytes_a_parameter(config: Config) -> int:
-    """Return the bytes of a parameter, its gradient and the optimizer's states."""
+    """Return the bytes per parameter of the parameter, its gradient and its optimizer states."""
     each = {"sgd": _SGD_BYTES, "muon": _MUON_BYTES}.get(config.settings.optimizer, _STATE_BYTES)
     return each if config.settings.optimizer_dtype is None else min(each, _TWO_BYTE_STATES)
 
@@ -348,8 +348,8 @@ def _bytes_a_parameter(config: Config) -> int:
 def fitting_batches(
     space: Space, jobs: int, tell: Callable[[str], None], kept: Path | None = None
 ) -> tuple[Rule, ...]:
-    """Return a rule for each activation checkpointing in `space` (simulated GPUs) that states its batch;
-    none where it cannot be simulated. `tell` receives a line with them; `kept`: the folder of simulations."""
+    """Return rules that set the batch for each activation checkpointing in `space` (simulated GPUs); none if
+    it cannot be simulated. `tell` is called with a line about them; `kept`: the folder of simulations."""
     if kept is None:
         with thrown_away("batches") as folder:
             return fitting_batches(space, jobs, tell, folder)
@@ -364,7 +364,7 @@ def fitting_batches(
     held = dict(zip(asked, _held(configs, jobs, kept), strict=True))
     few, more = _TRIED
     found = {value: _most(usable, (few, held[value, few]), (more, held[value, more])) for value in values}
-    # Of a large batch memory has its peak elsewhere and grows faster: between two points a line is safe.
+    # A large batch has its peak elsewhere, and memory grows faster: between two points a line is safe.
     largest = _held([_config(space, value, batch) for value, batch in found.items()], jobs, kept)
     for (value, batch), reserved in zip(list(found.items()), largest, strict=True):
         if reserved is None or reserved > usable:
@@ -381,14 +381,14 @@ def _config(space: Space, value: Value, batch: int) -> Config:
 
 
 def _held(configs: list[Config], jobs: int, kept: Path) -> list[int | None]:
-    """Return the peak of reserved bytes of each, on GPUs with room for all; None where that has no end."""
+    """Return each peak of reserved bytes on GPUs with room for all; None if it runs out even there."""
     roomy = [with_room(replace(config, measurement=PROBE)) for config in configs]
     results = simulate(roomy, kept, Progress(), jobs)
     return [Trial(config, results[content_key(config)]).reserved for config in roomy]
 
 
 def _most(usable: float, few: tuple[int, int | None], more: tuple[int, int | None]) -> int:
-    """Return the largest usual batch on the line through two points (batch, bytes) that is `usable`."""
+    """Return the largest usual batch within `usable` bytes on the line through two points (batch, bytes)."""
     if few[1] is None or more[1] is None:
         return few[0]
     each = max(1.0, (more[1] - few[1]) / max(more[0] - few[0], 1))

@@ -1,9 +1,9 @@
-"""Runs the points of a plan that its store does not hold yet, and keeps what comes back.
+"""Runs the points of a plan that the store does not hold yet, and stores their results.
 
-If they are repeated, the run is the replicate, and a step only a sample within it: steps of one run share
-what that run happened to get (its processes' places, the clocks, the page cache), so that the spread between
-runs is the one that counts. Runs of all configurations are interleaved, every second round backwards, so that
-a drift of the machine meets all of them alike:
+With repeats, the run is the replicate, and its steps are samples within it: steps of one run share the run's
+conditions (placement of processes, clocks, page cache), so the spread between runs is the relevant one. Runs
+of all configurations are interleaved, every second round backwards, so that a drift of the machine affects
+all configurations equally:
 
     round 1   A B C      round 2   C B A      round 3   A B C
 """
@@ -26,20 +26,20 @@ from fsdpbench.reports.result_figures import spread
 from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.sweep.trials import Pool, Progress, Trial, jobs_for, run
 
-# Step time and memory come from the untraced pass.
+# Step time and memory come from untraced steps.
 UNTRACED = Measurement(2, 1, 0, timeout_s=600.0, most_warmup_steps=12, most_timed_steps=8)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The `number`-th run of a configuration, from 1."""
+    """A run of a configuration; `number` counts from 1."""
 
     config: Config
     number: int = 1
 
 
 def interleaved(points: Sequence[Config], repeat: int) -> list[Run]:
-    """Every run of every point in the order in which they take place."""
+    """Return every run of every point in execution order."""
     runs: list[Run] = []
     for number in range(1, repeat + 1):
         order = points if number % 2 else tuple(reversed(points))
@@ -48,10 +48,10 @@ def interleaved(points: Sequence[Config], repeat: int) -> list[Run]:
 
 
 def merged(first: Result, others: Sequence[Result]) -> Result:
-    """Return the result of a configuration over all of its runs, on top of that of its first one.
+    """Return a configuration's result over all its runs, based on that of the first run.
 
-    `step_time_s` becomes the median over runs, rates follow it; everything else stays the first run's.
-    `repeats` keeps each run's step time and samples. May be applied to its own output again.
+    `step_time_s` becomes the median over runs, and rates follow from it; everything else is the first run's.
+    `repeats` has each run's step time and samples. May be applied to its own output again.
     """
     earlier, step = first.repeats, _step(first)
     own_step = earlier.step_time_s[0] if earlier else step
@@ -70,7 +70,7 @@ def merged(first: Result, others: Sequence[Result]) -> Result:
 
 
 def first_run(result: Result) -> Result:
-    """Return the result as it was after the first run alone: `merged` undone for step time and rates."""
+    """Undo `merged` for step time and rates: return the result of the first run alone."""
     if not result.repeats:
         return result
     own = result.repeats.step_time_s[0]
@@ -78,19 +78,19 @@ def first_run(result: Result) -> Result:
 
 
 def _rates(result: Result, scale: float) -> dict[str, float]:
-    """Return the rates that are known, times `scale`."""
+    """Return all known rates, multiplied by `scale`."""
     known = ((figure.path, figure.of(result)) for figure in FIGURES if figure.is_rate)
     return {path: value * scale for path, value in known if value is not None}
 
 
 def _step(result: Result) -> float:
-    assert result.step_time_s is not None  # of what ended well
+    assert result.step_time_s is not None  # only called for runs that succeeded
     return result.step_time_s
 
 
 @dataclass
 class SweepSummary:
-    """The number of runs that were found done, and what came of those that ran now."""
+    """The number of runs that were already done, and the trials that ran now."""
 
     already_done: int
     ran: list[Trial] = field(default_factory=list)
@@ -111,9 +111,9 @@ def run_sweep(
 ) -> SweepSummary:
     """Run what is missing of `repeat` runs of each of `points`, in `pool` (default: here, `jobs` at a time).
 
-    With `again` all are run, instead of what is there; without `index` the store's index is left as it is.
-    Interrupted, it loses only what was in flight; call it again to continue. Raises `BenchError` if the store
-    cannot be written any more.
+    With `again` all run and replace earlier results. Without `index` the store's index is not updated. An
+    interruption loses only runs in flight; a second call continues. Raises `BenchError` if the store can no
+    longer be written.
     """
     statuses = store.statuses(points, repeat)
     runs = interleaved(points, repeat)
@@ -141,7 +141,7 @@ def run_sweep(
             if repeat > 1:
                 _merge_repeats(store, points)
         if index and interruption.arrived():
-            store.drop_index()  # it would be of before, and a new one takes longer than there is
+            store.drop_index()  # it is stale, and there is no time to build a new one
         elif index:
             refresh_index(store)
     return summary
@@ -153,10 +153,10 @@ def _tasks(
     statuses: dict[tuple[str, int], Status],
     numbers: dict[Path | None, int],
 ) -> Iterator[tuple[Config, Path]]:
-    """Yield what is to run, each with its work folder, whose run is noted in `numbers`."""
+    """Yield the configurations to run with their work folders; note each run's number in `numbers`."""
     for each in todo:
         if each.number > 1 and statuses.get((content_key(each.config), 1)) is not Status.OK:
-            continue  # what did not work at first has no time to be repeated
+            continue  # a configuration whose first run failed is not repeated
         with disk_errors(store.folder):
             work = store.work_folder(each.config, each.number)
         numbers[work] = each.number
@@ -171,7 +171,7 @@ def _keep(store: Store, trial: Trial, number: int, statuses: dict[tuple[str, int
 
 
 def _merge_repeats(store: Store, points: Sequence[Config]) -> None:
-    """Write each configuration's result over all of its runs that are there."""
+    """Write each configuration's result over all its stored runs."""
     for config in points:
         results = store.runs(config)
         if len(results) > 1 and results[0].status is Status.OK:
@@ -181,8 +181,8 @@ def _merge_repeats(store: Store, points: Sequence[Config]) -> None:
 def simulate(
     configs: Sequence[Config], folder: Path, progress: Progress, jobs: int | None = None
 ) -> dict[str, Result]:
-    """Run what `folder` does not hold yet of the bench's own `configs`, or holds as failed; the results by
-    content key, `not_applicable` among them."""
+    """Run those of the bench's own `configs` that `folder` lacks or holds as failed. Return results by
+    content key, including `not_applicable` ones."""
     refused = {content_key(c): not_applicable_result(c, why) for c in configs if (why := not_applicable(c))}
     unique = list({key: c for c in configs if (key := content_key(c)) not in refused}.values())
     store = Store.open_or_create(folder)

@@ -1,8 +1,8 @@
-"""A configuration that ran as code that can be pasted into a training script (`best.py.jinja`).
+"""Code to paste into a training script for a configuration that ran (`best.py.jinja`).
 
-The code is for the system that ran, with the settings that it ran with, and for no other: what another API
-would make of them has not been measured. It defines `parallelize(model, block_class)`; what a training script
-has to do beside it is in its head.
+The code is only for the system and settings that ran, because other APIs with these settings were not
+measured. It defines `parallelize(model, block_class)`. A comment at its top says what else the training
+script must do.
 """
 
 import functools
@@ -36,7 +36,7 @@ _APIS = {
 
 
 def snippets(configs: Iterable[Config]) -> Mapping[str, str]:
-    """File name -> Python source, of the first configuration of each system that has an API to write."""
+    """Return Python source by file name, for the first configuration of each system that has an API."""
     best: dict[str, Config] = {}
     for config in configs:
         best.setdefault(config.system, config)
@@ -48,7 +48,7 @@ def snippets(configs: Iterable[Config]) -> Mapping[str, str]:
 
 
 def without_code(config: Config) -> str | None:
-    """Return why no code is written for `config`; None: it is."""
+    """Return why no code can be written for `config`; None if it can."""
     if config.system not in _APIS:
         return f"{config.system} has no call that wraps a model"
     split = [f"{name}={degree}" for name in PARALLEL if (degree := getattr(config.settings, name)) > 1]
@@ -57,7 +57,7 @@ def without_code(config: Config) -> str | None:
 
 @functools.cache
 def _template() -> "jinja2.Template":
-    import jinja2  # where code is written
+    import jinja2  # imported only if code is written
 
     text = Path(__file__).with_name("best.py.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
@@ -113,13 +113,13 @@ def _listed(mixed: str, write: Callable[[str], str]) -> str:
 
 
 def _arguments(config: Config) -> list[str]:
-    """Write the arguments of the call that wraps, as the table of settings has them for the system."""
+    """Write the arguments of the wrapping call, from the system's `code` in the table of settings."""
     writes = (setting.code.get(config.system) for setting in SETTINGS.values())
     return [text for write in writes if write is not None and (text := write(config.settings)) is not None]
 
 
 def _imported(arguments: list[str], *names: str) -> str:
-    """Write `names` and what the arguments use besides, as an import lists them."""
+    """Write the list of an import: `names`, and the policies that the arguments use."""
     used = {word for argument in arguments for word in re.findall(r"\w+", argument) if word in _POLICIES}
     return ", ".join(sorted({*names, *used}))
 
@@ -133,8 +133,8 @@ def _mesh(config: Config) -> str:
 
 
 def write_recommended(folder: Path) -> list[Path]:
-    """Write `best_SYSTEM.py` of the configurations that the verdict names into `folder`, a run; the paths.
-    What an earlier sweep left there goes."""
+    """Write `best_SYSTEM.py` for the configurations that the verdict names into the run's `folder`; return
+    the paths. Remove those of an earlier sweep."""
     from fsdpbench.reports.pages import load_run
     from fsdpbench.reports.pages.ranking import chosen, rank
 

@@ -1,9 +1,9 @@
-"""How far a sweep is, as its folder tells: for those that watch it from outside, on any machine that sees it.
+"""The progress of a sweep, read from its folder by watchers on any machine that can see the folder.
 
-    sweep.toml        what it is made of          .lock       whether a process still works at it
-    <name>-<key8>/    what has ended              .work-*/    what is under way, .slurm/jobs: as which jobs
+    sweep.toml        the points of the sweep     .lock       whether a process still works on it
+    <name>-<key8>/    finished configurations     .work-*/    those in progress, .slurm/jobs: their jobs
 
-Nothing is written, so a watcher disturbs no sweep. What is half there at a look is whole at the next.
+Nothing is written, so watchers do not disturb the sweep. An incomplete file is read again at the next look.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _SLURM_S = 10
 
 @dataclass(frozen=True)
 class Ended:
-    """A configuration that has ended, in `folder`; `changed_ns`: when its result was written."""
+    """A finished configuration in `folder`; `changed_ns`: modification time of its result."""
 
     name: str
     folder: Path
@@ -36,11 +36,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class SweepState:
-    """One look at a sweep's folder.
+    """The state of a sweep's folder at one time.
 
-    points: the folders that the sweep is made of.  ended: those with a result, in the order of their ends.
-    under_way: folders of those that were started (as Slurm jobs they may still wait for a node).  is_held:
-    a process works at it.  began_ns: when the sweep was started last, by the file system.
+    points: folders of all configurations.  ended: those with a result, in the order in which they finished.
+    under_way: folders of those that were started (Slurm jobs among them may still wait for a node).  is_held:
+    a process works on the sweep.  began_ns: when the sweep was last started, by the file system's clock.
     """
 
     points: tuple[str, ...]
@@ -51,17 +51,17 @@ class SweepState:
 
     @property
     def is_done(self) -> bool:
-        """Whether every configuration has a result."""
+        """Return whether every configuration has a result."""
         return len(self.ended) == len(self.points)
 
     @property
     def failed(self) -> int:
-        """Return the number of those that ended without an answer."""
+        """Return the number of configurations that ended without an answer."""
         return sum(not each.result.status.is_answer for each in self.ended)
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to go at the pace of those that ended since the sweep was started; None where none has."""
+        """Return the estimated seconds left, from those that ended since the start; None if none did."""
         new = [each.changed_ns for each in self.ended if each.changed_ns > self.began_ns]
         missing = len(self.points) - len(self.ended)
         return (max(new) - self.began_ns) / len(new) * missing / 1e9 if new and missing else None
@@ -69,7 +69,7 @@ class SweepState:
 
 @dataclass
 class SweepFolder:
-    """Looks at one folder again and again; results are read once."""
+    """A watcher of one folder that reads each result only once."""
 
     path: Path
     _store: Store = field(init=False)
@@ -79,13 +79,13 @@ class SweepFolder:
         self._store = Store(self.path)
 
     def look(self) -> SweepState | None:
-        """How it stands; None where no sweep's folder is there (yet).
+        """Return the current state; None if there is no sweep's folder (yet).
 
-        Raises `UsageError` if something else is there.
+        Raises `UsageError` if the path is not a folder.
         """
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; give the folder that a sweep writes, such as runs/NAME")
-        # The lock first: what is written before it is let go is then seen.
+            # Look at the lock first, so that everything written before its release is seen below.
         held = self._store.is_locked
         try:
             began = (self.path / SWEEP_FILE).stat().st_mtime_ns
@@ -117,7 +117,7 @@ class SweepFolder:
 
 
 def point_name(folder: str) -> str:
-    """A configuration's name from that of its folder; further runs with their number."""
+    """Return a configuration's name from its folder's name, with the number of a further run."""
     found = _KEY.search(folder)
     if found is None:
         return folder
@@ -126,7 +126,7 @@ def point_name(folder: str) -> str:
 
 
 def slurm_words(folder: Path) -> str:
-    """`3 running, 5 pending`: the sweep's Slurm jobs by state; empty where there are none, or no Slurm."""
+    """Return the sweep's Slurm jobs by state (`3 running, 5 pending`); empty without jobs or Slurm."""
     try:
         ids = [word for word in (folder / ".slurm" / "jobs").read_text().split() if word.isdecimal()]
         if not ids or shutil.which("squeue") is None:

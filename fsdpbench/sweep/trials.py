@@ -1,10 +1,10 @@
-"""The one loop over configurations, and what came of each: `run(tasks, pool)` yields trials as they end.
+"""The one loop over configurations: `run(tasks, pool)` yields a `Trial` for each as it ends.
 
-    tasks ──while the pool has room──> start ──> poll ──> Trial ──> whoever iterates
+    tasks ──while the pool has room──> start ──> poll ──> Trial ──> caller
 
-A sweep keeps what comes back in its store (`runner.py`); `simulate` runs configurations in a folder that is
-thrown away, for forecasts (`prediction.py`), explanations, advice and the doctor. Limits of processes and
-memory are the pool's (`jobs_for`), as are timeouts; leaving the pool's context ends what still runs.
+A sweep stores the results (`runner.py`). `simulate` runs configurations in a temporary folder, for forecasts
+(`prediction.py`), explanations, advice and the doctor. The pool limits processes and memory (`jobs_for`) and
+enforces timeouts; leaving its context kills what still runs.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from fsdpbench.reports.result import Interval, Result
 
 _POLL_S = 0.5
 _JOB_BYTES = 512 << 20
-"""What one simulated configuration takes beyond what it shares with the fork server."""
+"""Memory of one simulated configuration in addition to what it shares with the fork server."""
 _ROOMY = 256.0
-"""Times the memory that a GPU has, to see how much would be needed and how fast it would be."""
+"""A factor for the GPU's memory, to find out how much would be needed and how fast it would be."""
 
 
 class Pool(Protocol):
-    """Runs points, each in a folder of its own (`launch.pool` here, `launch.slurm` on a cluster)."""
+    """Runs points, each in its own folder (`launch.pool` on this machine, `launch.slurm` on a cluster)."""
 
     @property
     def running(self) -> list[Config]: ...
@@ -45,7 +45,7 @@ class Pool(Protocol):
 
 
 class Progress:
-    """Is notified of what happens, in order; this one shows nothing. `total` 0: the number is not known."""
+    """Callbacks for events of a run, in order; this class shows nothing. `total` 0: unknown number."""
 
     def begin(self, total: int, already_done: int) -> None: ...
     def started(self, config: Config) -> None: ...
@@ -56,7 +56,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration that was tried, and its result. Bytes; seconds; samples a second and GPU."""
+    """A configuration that was tried, and its result. Units: bytes, seconds, samples per second and GPU."""
 
     config: Config
     result: Result = field(repr=False)
@@ -72,7 +72,7 @@ class Trial:
 
     @property
     def fits(self) -> bool:
-        """Whether it ran to its end, with data races or without."""
+        """Return whether it ran to its end, with or without data races."""
         return self.status in (Status.OK, Status.RACE)
 
     @property
@@ -81,62 +81,62 @@ class Trial:
 
     @property
     def speed(self) -> float | None:
-        """Samples a second and GPU; of a script, which has no samples, steps a second."""
+        """Return samples per second and GPU; steps per second for a script, which has no samples."""
         step = self.step_time_s
         return self.result.samples_per_s_per_gpu or (1.0 / step if step else None)
 
     @property
     def allocated(self) -> int | None:
-        """Peak of what tensors hold, bytes."""
+        """Return the peak bytes of tensors."""
         peaks = self.result.peak_memory_bytes
         return None if peaks is None or peaks.allocated is None else int(peaks.allocated)
 
     @property
     def reserved(self) -> int | None:
-        """Peak of what the allocator holds, bytes."""
+        """Return the peak bytes that the allocator reserved."""
         return None if self.result.reserved is None else int(self.result.reserved)
 
     @property
     def retries(self) -> float:
-        """Allocator retries a step."""
+        """Return the allocator retries per step."""
         return self.result.alloc_retries_per_step or 0.0
 
     @property
     def flops(self) -> float | None:
-        """The model's, of one step."""
+        """Return the model's FLOPs of one step."""
         step, tflops = self.step_time_s, self.result.tflops_per_gpu
         return step * tflops * 1e12 if step and tflops else None
 
     @property
     def interval(self) -> Interval | None:
-        """The interval of the real figures; None where nothing was simulated as it is."""
+        """Return the interval for the real figures; None for real devices, and without a step time."""
         return self.result.interval
 
     @property
     def risky(self) -> bool:
-        """Whether memory fits only inside the prediction's error, or with retries."""
+        """Return whether the memory fits only if the prediction's error is favourable, or with retries."""
         return self.result.is_risky
 
     @property
     def untrained(self) -> int:
-        """Parameters of a script's optimizers that have no gradient in any step."""
+        """Return the number of parameters in a script's optimizers that never get a gradient."""
         seen = self.result.observed
         return seen.gradients.without if seen else 0
 
     @property
     def account(self) -> MemoryAccount:
-        """Who held memory, where it was asked for (`with_account`); empty elsewhere."""
+        """Return what held memory, if that was recorded (`with_account`); otherwise empty."""
         return self.result.memory_account or MemoryAccount()
 
     @property
     def took_s(self) -> float:
-        """Real seconds that the run took."""
+        """Return the wall time of the run in seconds."""
         return self.result.bench.duration_s if self.result.bench else 0.0
 
 
 def jobs_for(device: str) -> int:
-    """Return the number of points to run side by side: simulated ones on all cores, as far as memory
-    suffices; real ones would disturb each other."""
+    """Return the number of points to run in parallel: for simulated ones the number of cores, limited by
+    memory; 1 for real ones, which would disturb each other."""
     if device != "sim":
         return 1
     free = available_memory()
@@ -147,10 +147,10 @@ def jobs_for(device: str) -> int:
 def run(
     tasks: Iterable[tuple[Config, Path]], pool: "Pool", progress: Progress | None = None
 ) -> Iterator[Trial]:
-    """Start `tasks` (a configuration and its folder, which exists) while `pool` has room; yield each as it
-    ends. `tasks` is asked for the next one only when there is room for it.
+    """Start `tasks` (configurations with existing folders) while `pool` has room; yield a trial as each ends.
+    The next task is requested only when there is room for it.
 
-    Raises `BenchError` if a folder cannot be written any more, or nothing can be started.
+    Raises `BenchError` if a folder can no longer be written, or nothing can be started.
     """
     shown, left = progress or Progress(), iter(tasks)
     while True:
@@ -168,7 +168,7 @@ def run(
 
 @contextlib.contextmanager
 def thrown_away(purpose: str) -> Iterator[Path]:
-    """Give a temporary folder, which an interruption removes too."""
+    """Yield a temporary folder, which is removed afterwards, also on an interruption."""
     prefix = f"fsdpbench-{purpose}-"
     with interruption.unwinding(), tempfile.TemporaryDirectory(prefix=prefix) as folder:
         yield Path(folder)
@@ -177,8 +177,8 @@ def thrown_away(purpose: str) -> Iterator[Path]:
 def run_in(
     folder: Path, configs: Sequence[Config], jobs: int, tell: Callable[[int], None] = lambda done: None
 ) -> list[Trial]:
-    """Run `configs` in new folders below `folder`, `jobs` at a time; the trials in the order of `configs`.
-    `tell` hears how many are done. Raises as `run` does."""
+    """Run `configs` in new folders below `folder`, `jobs` at a time; return trials in the order of `configs`.
+    `tell` is called with the number done. Raises what `run` raises."""
 
     def tasks() -> Iterator[tuple[Config, Path]]:
         for config in configs:
@@ -193,7 +193,7 @@ def run_in(
 def run_at(
     tasks: Iterable[tuple[Config, Path]], jobs: int, tell: Callable[[int], None] = lambda done: None
 ) -> list[Trial]:
-    """Run each configuration in its folder, `jobs` at a time; the trials as they end (`tell`: `run_in`)."""
+    """Run each configuration in its folder, `jobs` at a time; return trials as they end. `tell`: `run_in`."""
     found = []
     with PointPool(jobs) as pool:
         for trial in run(tasks, pool):
@@ -205,22 +205,22 @@ def run_at(
 def simulate(
     configs: Sequence[Config], jobs: int, tell: Callable[[int], None] = lambda done: None
 ) -> list[Trial]:
-    """Run `configs` in a folder that is thrown away. As `run_in`."""
+    """Run `configs` in a temporary folder, otherwise like `run_in`."""
     with thrown_away("trials") as folder:
         return run_in(folder, configs, jobs, tell)
 
 
 def expected(like: Trial, count: int, jobs: int) -> str:
-    """Return how long `count` trials like that one will take, in words; nothing where that is not a time."""
+    """Return in words how long `count` trials like this one take in `jobs`; empty below a second."""
     seconds = like.took_s * -(-count // jobs)
     return f", about {seconds:.0f} s" if seconds >= 1 else ""
 
 
 def with_room(config: Config) -> Config:
-    """Return `config` on GPUs of far more memory, which are otherwise the same."""
+    """Return `config` on the same GPUs with far more memory."""
     return replace(config, what_if=replace(config.what_if or WhatIf(), room=_ROOMY, account=False))
 
 
 def with_account(config: Config) -> Config:
-    """Return `config`, with account kept of who holds memory."""
+    """Return `config`, changed to record what holds memory."""
     return replace(config, what_if=replace(config.what_if or WhatIf(), account=True))

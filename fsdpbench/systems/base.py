@@ -1,7 +1,7 @@
-"""The interface of a system under test: it wraps a model, and says which settings it has.
+"""The interface of a system under test: it wraps a model, and knows which settings it supports.
 
-A setting that a system does not have at all is in `absent`; a value that it cannot do is refused by
-`refuses`. Both are *not applicable*: never a point of a sweep, said once, never silently ignored.
+A setting that a system lacks is in `absent`; a value that it does not support is refused by `refuses`. Both
+are *not applicable*: never a point of a sweep, reported once, and never silently ignored.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from fsdpbench.systems import model_code
 from fsdpbench.systems.narrow import refuse_narrow, refused_by_software, workload_of
 from fsdpbench.workloads import Workload
 
-if TYPE_CHECKING:  # torch's import takes most of a second, which commands that plan do without
+if TYPE_CHECKING:  # importing torch takes most of a second; commands that only plan do not need it
     import torch
     from torch import nn
 
 SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
-"""Environment variables that, set to 1, silently keep `torch.compile` from compiling."""
+"""Environment variables that disable `torch.compile` silently if set to 1."""
 MOST_ON_THIS_HOST = 8 * 2**30
-"""The most bytes of offloaded tensors that a simulated rank really allocates."""
+"""The most bytes of offloaded tensors that a simulated rank allocates in real memory."""
 ABSENT = table_beside(__file__, "absent.toml")
-"""Settings that our systems do not have at all, with the reason of each, by system."""
+"""Settings that our systems lack, with reasons, by system."""
 
 
 @dataclass(frozen=True)
 class BuildContext:
-    """The input of a system that builds its model: the configuration, the workload and this rank's device."""
+    """The input of `System.wrap`: the configuration, the workload and this rank's device."""
 
     config: Config
     workload: Workload
     device: torch.device
     deferred: bool
-    """Build on the meta device and materialise after sharding (a model that one rank cannot hold)."""
+    """Build on the meta device and materialize after sharding, if one rank cannot hold the whole model."""
 
     def build_model(self) -> nn.Module:
-        """Build the plain model with seeded weights, on the meta device if deferred."""
+        """Build the unwrapped model with seeded weights, on the meta device if deferred."""
         from fsdpbench.systems.training import build_model
 
         return build_model(self.workload, self.config.settings, "meta" if self.deferred else self.device)
@@ -61,30 +61,30 @@ class BuildContext:
 
     @property
     def shard_size(self) -> int:
-        """Return the ranks that share one copy of the model."""
+        """Return the number of ranks that share one copy of the model."""
         return shard_size_of(self.config)
 
 
 class System(ABC):
-    """One system under test; its instances hold no state, one serves all configurations."""
+    """One system under test. Instances have no state; one instance serves all configurations."""
 
     name: str
     summary: str
     devices: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu", "sim"})
     shards: ClassVar[bool] = True
     software: str = CURRENT
-    """The software profile that it is simulated with where none is asked for."""
+    """The software profile to simulate it with by default."""
     absent: ClassVar[Mapping[str, str]] = {}
     parallel: ClassVar[frozenset[str]] = frozenset()
-    """The degrees among `tp`, `cp` and `ep` that it can have beside its own sharding."""
+    """The supported degrees among `tp`, `cp` and `ep`, in addition to its own sharding."""
     package: ClassVar[str | None] = None
-    """The module that must be installed for it, where that is none of the bench's own dependencies."""
+    """The module that must be installed for it, unless the bench itself depends on it."""
     installation: ClassVar[str] = ""
-    """How to install it, for people."""
+    """The command that installs it."""
 
     @property
     def is_installed(self) -> bool:
-        """Return whether its package is installed. It is looked for, not imported."""
+        """Return whether its package is installed, without importing it."""
         return self.package is None or importlib.util.find_spec(self.package) is not None
 
     def require(self) -> None:
@@ -93,7 +93,7 @@ class System(ABC):
             raise UsageError(error_text("base.not_installed", self.name, self.package, self.installation))
 
     def not_applicable(self, config: Config) -> dict[str, str]:
-        """Return why it cannot run `config`, by setting: device, software, and those of `refuses`."""
+        """Return why it cannot run `config`, by setting: device, software, parallelism and `refuses`."""
         if config.device not in self.devices:
             known = ", ".join(sorted(self.devices))
             return {"device": f"it runs on {known}, not on {config.device}"}
@@ -101,7 +101,7 @@ class System(ABC):
         refused |= refuse_graph(config) | model_code.refuse_model_code(workload_of(config), config.settings)
         refused |= model_code.refuse_attention(config, workload_of(config))
         if config.settings.compile and config.sanitize:
-            # Dynamo silently compiles nothing while a mode sees every operator.
+            # While a dispatch mode is active, Dynamo silently compiles nothing.
             refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"
         if config.settings.compile_loss:
             refused |= _refuse_compiled_loss(config)
@@ -111,11 +111,11 @@ class System(ABC):
         return refused
 
     def absent_settings(self, config: Config) -> Mapping[str, str]:
-        """Return the settings that this system does not have in this configuration: name -> reason."""
+        """Return the settings that this system lacks in this configuration: name -> reason."""
         return self.absent
 
     def refuses(self, config: Config) -> dict[str, str]:
-        """Refuse values that this system does not have: setting -> reason. Empty: it can run `config`."""
+        """Refuse values that this system does not support: setting -> reason. Empty: it can run `config`."""
         return {}
 
     def _refuses_parallel(self, config: Config) -> dict[str, str]:
@@ -130,48 +130,48 @@ class System(ABC):
         """Build the model and wrap it. The result is called as `model(*batch) -> loss`."""
 
     def make_optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
-        """Make the optimizer of the wrapped model; its `step` and `zero_grad` end a step."""
+        """Make the optimizer of the wrapped model. Its `step` and `zero_grad` end a step."""
         from fsdpbench.systems.training import make_optimizer
 
         return make_optimizer(config.settings, model, workload_of(config).block_classes, self.make_muon)
 
     def make_muon(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make Muon as this system's users have it: torch's."""
+        """Make Muon for this system's users; by default torch's."""
         import torch
 
         return torch.optim.Muon(matrices, lr=1e-3)
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
-        """Enter around each forward."""
+        """Return a context manager for each forward."""
         return nullcontext()
 
     def microbatch_of(
         self, model: nn.Module, batch: tuple[torch.Tensor, ...]
     ) -> AbstractContextManager[tuple[torch.Tensor, ...]]:
-        """Enter around forward and backward of `batch`; the context is this rank's part of it."""
+        """Return a context manager for forward and backward of `batch` that yields this rank's part of it."""
         return nullcontext(batch)
 
     def backward_context(self, config: Config) -> AbstractContextManager[object]:
-        """Enter around each backward."""
+        """Return a context manager for each backward."""
         return nullcontext()
 
     def microbatch(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[object]:
-        """Enter around one microbatch; with `sync` False its gradients stay local."""
+        """Return a context manager for one microbatch; with `sync` False its gradients are not reduced."""
         return nullcontext()
 
     def clip(self, model: nn.Module, largest: float) -> None:
-        """Limit the norm of all gradients, those of other ranks included, to `largest`."""
+        """Clip the total norm of all gradients, including those of other ranks, to `largest`."""
         from fsdpbench.systems.training import clip_gradients
 
         clip_gradients(model.parameters(), largest)
 
     def backward(self, model: nn.Module, loss: torch.Tensor, *, is_last: bool) -> None:
-        """Run backward of one microbatch, whose loss is scaled already; `is_last`: the step's last one."""
+        """Run backward of one microbatch. `loss` is already scaled; `is_last`: the step's last microbatch."""
         loss.backward()
 
 
 def refuse_common(config: Config) -> dict[str, str]:
-    """Refuse sizes that do not divide and settings that exclude each other: setting -> reason."""
+    """Refuse sizes that do not divide evenly, and settings that exclude each other: setting -> reason."""
     settings, refused = config.settings, {}
     size, ranks = shard_size_of(config), Degrees.of(config).sharding
     if ranks % size:
@@ -200,7 +200,7 @@ def _refuse_host_memory(config: Config) -> dict[str, str]:
 
 
 def refuse_under(name: str, config: Config) -> dict[str, str]:
-    """Refuse what another package's system `name` cannot do: setting -> reason."""
+    """Refuse what the system `name` of another package does not support: setting -> reason."""
     refused, settings = refuse_common(config), config.settings
     if settings.optimizer == "muon":
         refused["optimizer"] = f"the bench gives {name} torch's own AdamW or SGD"
@@ -220,7 +220,7 @@ def _refuse_compiled_loss(config: Config) -> dict[str, str]:
 
 
 def _refuse_keeping_last(config: Config) -> dict[str, str]:
-    """Refuse `keep_last_unsharded` where it would change nothing."""
+    """Refuse `keep_last_unsharded` if it would have no effect."""
     settings = config.settings
     if not settings.keep_last_unsharded:
         return {}
@@ -235,7 +235,7 @@ def _refuse_keeping_last(config: Config) -> dict[str, str]:
 
 
 def refuse_lora(config: Config) -> dict[str, str]:
-    """Refuse settings of adapters without adapters: setting -> reason."""
+    """Refuse settings of adapters if there are no adapters: setting -> reason."""
     settings = config.settings.to_dict()
     return {
         name: "it belongs to lora, which is off"
@@ -245,7 +245,7 @@ def refuse_lora(config: Config) -> dict[str, str]:
 
 
 def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
-    """Refuse adapters of another dtype: flat ones have one ("Must flatten tensors with uniform dtype")."""
+    """Refuse adapters of another dtype ("Must flatten tensors with uniform dtype"): setting -> reason."""
     settings = config.settings
     if settings.lora and settings.lora_base == "4bit":
         return {"lora_base": error_text("base.flat_bytes")}
@@ -256,7 +256,7 @@ def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
 
 def refuse_graph(config: Config) -> dict[str, str]:
     """Refuse to capture the step of `config` as a graph: setting -> reason. Obstacles in the program itself
-    are found as it runs (`sim/graph`)."""
+    are found when it runs (`sim/graph`)."""
     settings = config.settings
     if settings.graph == "none":
         return {}
@@ -298,7 +298,7 @@ def refuse_offload(config: Config) -> dict[str, str]:
 
 
 def refuse_optimizer(config: Config) -> dict[str, str]:
-    """Refuse optimizers that the rest of `config` excludes: setting -> reason."""
+    """Refuse optimizers that other settings of `config` exclude: setting -> reason."""
     settings, refused = config.settings, {}
     if settings.optimizer_dtype is not None and settings.optimizer not in ("adamw", "muon"):
         refused["optimizer_dtype"] = f"it is AdamW's (optimizer=adamw or muon), not {settings.optimizer}'s"

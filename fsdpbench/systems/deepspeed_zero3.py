@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO-3 (package `deepspeed`): an engine around the model, configured by a JSON document.
 
-The engine owns backward and the optimizer step:
+The engine runs backward and the optimizer step:
 
     TrainingLoop      backward(loss)        backward(loss)        optimizer.step()
     engine            backward, step        backward              step, which updates the weights
@@ -40,7 +40,7 @@ class DeepSpeedZero3(System):
         import deepspeed
 
         options = zero3_config(context.config)
-        # Partitioned as it is built; the meta device of a deferred build has nothing to partition.
+        # Parameters are partitioned during construction, which is impossible on the meta device.
         with deepspeed.zero.Init(config_dict_or_path=options):
             model = replace(context, deferred=False).build_model()
         optimizer = super().make_optimizer(model, context.config)
@@ -52,13 +52,13 @@ class DeepSpeedZero3(System):
         return _EngineStep(model)
 
     def backward(self, model: Any, loss: "torch.Tensor", *, is_last: bool) -> None:
-        model.backward(loss, scale_wrt_gas=False)  # the loop has scaled it
+        model.backward(loss, scale_wrt_gas=False)  # the loop has already scaled the loss
         if not is_last:
             model.step()  # counts the microbatch
 
 
 class _EngineStep:
-    """The training loop's optimizer: the engine's step, which updates and clears."""
+    """The optimizer that the training loop sees: `step` is the engine's, which also clears gradients."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -72,7 +72,7 @@ class _EngineStep:
 def zero3_config(config: Config) -> dict[str, object]:
     """Return DeepSpeed's configuration for `config` (deepspeed.ai, "DeepSpeed Configuration JSON").
 
-    Everything that no setting names keeps DeepSpeed's default.
+    Options that no setting determines keep DeepSpeed's defaults.
     """
     settings = config.settings
     options = table_beside(__file__, "zero3.toml")
@@ -81,7 +81,7 @@ def zero3_config(config: Config) -> dict[str, object]:
         "train_micro_batch_size_per_gpu": settings.batch,
         "gradient_accumulation_steps": settings.grad_accum,
         "bf16": {"enabled": settings.param_dtype == "bf16"},
-        # A fixed scale: no other system here skips a step whose gradients overflow.
+        # A fixed loss scale: no other system here skips steps whose gradients overflow.
         "fp16": {"enabled": settings.param_dtype == "fp16", "loss_scale": 1.0},
     }
     if settings.reduce_dtype is not None:
@@ -89,5 +89,5 @@ def zero3_config(config: Config) -> dict[str, object]:
     if settings.cpu_offload:
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-        options["zero_force_ds_cpu_optimizer"] = False  # the optimizer that was chosen, not DeepSpeed's own
+        options["zero_force_ds_cpu_optimizer"] = False  # use the chosen optimizer, not DeepSpeed's own
     return options

@@ -1,4 +1,4 @@
-"""`FullyShardedDataParallel` (one flat parameter a unit), ours and PyTorch's."""
+"""`FullyShardedDataParallel` (one flat parameter per unit), ours and PyTorch's."""
 
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class _FlatParameterSystem(base.System):
-    """The common part of both FSDP1s: torch's constructor. `_extras` adds arguments that only one has."""
+    """The common part of both FSDP1s, which have torch's constructor arguments; `_extras` adds others."""
 
     @abstractmethod
     def _module(self) -> Any:
-        """Return the namespace of the classes and enums of FSDP1, by torch's names."""
+        """Return a namespace of FSDP1's classes and enums, with torch's names."""
 
     @abstractmethod
     def _extras(self, config: Config) -> dict[str, object]:
-        """Return the constructor arguments beyond those that both have."""
+        """Return the constructor arguments that only this FSDP1 has."""
 
     def wrap(self, context: base.BuildContext) -> "nn.Module":
         from torch.distributed.device_mesh import init_device_mesh
@@ -34,7 +34,7 @@ class _FlatParameterSystem(base.System):
         model = context.build_model()
         units = wrapping.select_units(model, context.workload, settings.wrap)
         training.offload_if_asked(units, config)
-        # Arguments of single units, by their modules; True: none of its own.
+        # Arguments of each unit; True: the same as for all.
         special: dict[nn.Module, Any] = dict.fromkeys(units, True)
         if settings.keep_last_unsharded:
             kept = "SHARD_GRAD_OP" if settings.strategy == "FULL_SHARD" else "_HYBRID_SHARD_ZERO2"
@@ -71,7 +71,7 @@ class _FlatParameterSystem(base.System):
 
 
 def _refuse(config: Config) -> dict[str, str]:
-    """Refuse settings that flat parameters do not have, torch's or ours: setting -> reason."""
+    """Refuse settings that flat parameters do not support, in torch's FSDP1 or ours: setting -> reason."""
     refused = base.refuse_common(config) | base.refuse_lora_in_flat_parameters(config)
     if config.settings.optimizer == "muon":
         refused["optimizer"] = "Muon needs matrices, FSDP1 shows each rank flattened pieces: use FSDP2"
@@ -100,7 +100,7 @@ class ImplFsdp1(_FlatParameterSystem):
         extras: dict[str, object] = {
             "limit_all_gathers": False if settings.limit_all_gathers == "off" else settings.limit_all_gathers,
             "backward_prefetch_depth": settings.backward_prefetch_depth,
-            "forward_prefetch_depth": settings.forward_prefetch or None,  # 0: not explicitly
+            "forward_prefetch_depth": settings.forward_prefetch or None,  # 0: no explicit prefetch
         }
         if settings.memory_handover is not None:
             extras["memory_handover"] = settings.memory_handover

@@ -18,7 +18,7 @@ from fsdpbench.systems.narrow import refuse_narrow_gathers
 from fsdpbench.systems.parallel.refusals import refuse_parallel
 from fsdpbench.workloads.library import LIBRARY
 
-if TYPE_CHECKING:  # torch's import takes most of a second, which commands that plan do without
+if TYPE_CHECKING:  # importing torch takes most of a second; commands that only plan do not need it
     import torch
     from torch import nn
     from torch.distributed.tensor import Shard
@@ -29,21 +29,21 @@ _CONTEXT_MESH = "_fsdpbench_context_mesh"
 
 
 class _FullyShardSystem(System):
-    """The common part of both FSDP2s: units inner first, then the root; a switch synchronises gradients."""
+    """The common part of both FSDP2s: shard units from inner to outer, then the root; set gradient sync."""
 
     parallel = frozenset(PARALLEL)
 
     @abstractmethod
     def _module(self) -> Any:
-        """Return the namespace of `fully_shard` and its policies, by torch's names."""
+        """Return a namespace of `fully_shard` and its policies, with torch's names."""
 
     @abstractmethod
     def _placements(self) -> tuple[Any, Any, Any]:
-        """Return the classes of a parameter with a mesh of its own, of the mesh, and of one with replicas."""
+        """Return the classes of a placement with its own mesh, of a sharded mesh, and of a replicated one."""
 
     @abstractmethod
     def _extras(self, context: BuildContext) -> Mapping[str, Any]:
-        """Return the arguments of `fully_shard` beyond those that both have."""
+        """Return the arguments of `fully_shard` that only this FSDP2 has."""
 
     def wrap(self, context: BuildContext) -> nn.Module:
         import torch
@@ -66,16 +66,16 @@ class _FullyShardSystem(System):
             **self._extras(context),
         }
         if settings.cpu_offload:
-            # Where there is no accelerator torch has nothing to pin memory for, and raises.
+            # Without an accelerator torch cannot pin memory, and raises.
             arguments["offload_policy"] = fsdp.CPUOffloadPolicy(pin_memory=context.device.type != "cpu")
         if context.workload.family == LIBRARY:
             arguments["shard_placement_fn"] = _placement_of_stacks(context.shard_size)
         if meshes.experts is not None:
             arguments["shard_placement_fn"] = placement_of_experts(model, meshes, *self._placements())
         resharded = _reshard_after_forward(config, len(units))
-        for unit, reshard in zip(units, reversed(resharded), strict=True):  # from the model's end
+        for unit, reshard in zip(units, reversed(resharded), strict=True):  # units start at the model's end
             fsdp.fully_shard(unit, **arguments, reshard_after_forward=reshard)
-        # The root keeps its parameters after forward by default: backward needs them first.
+            # By default the root stays unsharded after forward, because backward needs it first.
         fsdp.fully_shard(model, **arguments)
         _prefetch_by_unit(units[::-1], config)
         use_symmetric_memory([*units, model], config)
@@ -161,7 +161,7 @@ class ImplFsdp2(_FullyShardSystem):
         arguments = {
             "backward_prefetch": None if prefetch == "none" else prefetch,
             "backward_prefetch_depth": 1 if is_mixed(backward) else backward,
-            "forward_prefetch_depth": None if is_mixed(forward) else forward or None,  # 0: not explicitly
+            "forward_prefetch_depth": None if is_mixed(forward) else forward or None,  # 0: not explicit
         }
         if settings.memory_handover is not None:
             arguments["memory_handover"] = settings.memory_handover
@@ -217,19 +217,19 @@ class TorchFsdp2(_FullyShardSystem):
 
 
 def _average_over_all(modules: Sequence[Any], degrees: Degrees, meshes: Meshes, device: torch.device) -> None:
-    """Average gradients of experts over all ranks: they have seen the tokens of several."""
+    """Average the experts' gradients over all ranks, because experts receive tokens of several ranks."""
     reduced = meshes.expert_data is not None and meshes.expert_data.size() > 1
     for module in modules:
         module.set_gradient_divide_factor(float(degrees.sharding))
-        if device.type == "cpu" and reduced:  # gloo has no sums of multiples
+        if device.type == "cpu" and reduced:  # gloo has no premultiplied sum
             module.set_force_sum_reduction_for_comms(True)
 
 
 def _placement_of_stacks(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
-    """Return a `shard_placement_fn` for weights of all experts in one parameter, [experts, ..., ...].
+    """Return a `shard_placement_fn` for parameters that stack all experts, [experts, ..., ...].
 
     `fully_shard` pads the first dimension to a multiple of the ranks: 16 experts on 256 ranks would be
-    gathered 16 times. Another dimension, if the ranks divide it, needs no padding.
+    gathered 16 times. Another dimension that the ranks divide evenly needs no padding.
     """
     from torch.distributed.tensor import Shard
 
@@ -242,7 +242,7 @@ def _placement_of_stacks(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
 
 
 def _has_meshes_of_parameters() -> bool:
-    from fsdpbench.base.torch_internals import fsdp_common  # half a second: not where nothing asks
+    from fsdpbench.base.torch_internals import fsdp_common  # takes half a second, so only if needed
 
     return fsdp_common is not None
 
@@ -255,7 +255,7 @@ def _divides_twice(config: Config) -> bool:
 
 
 def _reshard_after_forward(config: Config, units: int) -> list[bool | int]:
-    """Return it of each unit, in forward's order."""
+    """Return `reshard_after_forward` of each unit, in forward order."""
     chosen = config.settings.reshard_after_forward
     if isinstance(chosen, str):
         each = [word == "true" for word in spread(chosen)]
@@ -269,7 +269,7 @@ def _reshard_after_forward(config: Config, units: int) -> list[bool | int]:
 
 
 def _prefetch_by_unit(units: Sequence[Any], config: Config) -> None:
-    """Let each of the wrapped `units`, in forward's order, gather so many others ahead as `config` says."""
+    """Let each of the wrapped `units` (in forward order) prefetch as many others as `config` sets for it."""
     settings = config.settings
     if isinstance(settings.forward_prefetch, str):
         for place, count in enumerate(map(int, spread(settings.forward_prefetch)), 1):
@@ -300,17 +300,17 @@ _POLICY = "NCCL_CTA_POLICY"
 
 
 def use_symmetric_memory(modules: Iterable[Any], config: Config) -> None:
-    """Let the wrapped `modules` gather in symmetric memory, if `config` asks for it."""
+    """Let the wrapped `modules` all-gather in symmetric memory, if `config` asks for it."""
     if not config.settings.symmetric_memory:
         return
     if config.device == "sim":
-        os.environ[_POLICY] = "2"  # as a user would; a real run is refused without
+        os.environ[_POLICY] = "2"  # on real GPUs the user must set it
     for module in modules:
         module.set_symm_mem_for_comm()
 
 
 def refuse_symmetric_memory(config: Config, shard_size: int) -> dict[str, str]:
-    """Refuse to gather by copy engines under `config`: setting -> reason."""
+    """Refuse all-gathers by copy engines that `config` does not allow: setting -> reason."""
     if not config.settings.symmetric_memory:
         return {}
     why = _of_device(config)

@@ -1,4 +1,4 @@
-"""NVIDIA's Megatron-FSDP (package `megatron-fsdp`): module and optimizer are sharded, units are classes."""
+"""NVIDIA's Megatron-FSDP (package `megatron-fsdp`): shards model and optimizer; units are classes."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ _STRATEGIES = {
 
 
 class MegatronFsdp(System):
-    """Megatron-FSDP's `fully_shard`, as its own package has it."""
+    """`fully_shard` of the package `megatron-fsdp`."""
 
     name = "megatron-fsdp"
     summary = "NVIDIA's Megatron-FSDP (extra `megatron-fsdp`)"
@@ -44,7 +44,7 @@ class MegatronFsdp(System):
         from fsdpbench.workloads.layers import DTYPES
 
         config = context.config
-        # Compute happens in the dtype of the model; the fp32 weights are those of the optimizer.
+        # The model computes in its own dtype; the optimizer has the fp32 weights.
         model = context.build_model().to(DTYPES[config.settings.param_dtype])
         units = select_units(model, context.workload, config.settings.wrap)
         wrapped: nn.Module = fully_shard_model(
@@ -66,7 +66,7 @@ class MegatronFsdp(System):
 
 
 def megatron_arguments(config: Config) -> dict[str, str | bool | None]:
-    """Return the arguments of `fully_shard_model` that the settings decide, without those of dtypes."""
+    """Return the arguments of `fully_shard_model` that depend on settings, except dtypes."""
     settings = config.settings
     return {
         "zero_dp_strategy": _STRATEGIES[settings.strategy],
@@ -79,8 +79,8 @@ def megatron_arguments(config: Config) -> dict[str, str | bool | None]:
 
 
 def megatron_precision(settings: Settings) -> "dict[str, torch.dtype]":
-    """Return the dtypes that Megatron-FSDP asks for. Gradients are accumulated in fp32, as FSDP's sharded
-    ones are, and reduced in `reduce_dtype`."""
+    """Return the dtypes for Megatron-FSDP's policy. Gradients are accumulated in fp32, like FSDP's sharded
+    gradients, and reduced in `reduce_dtype`."""
     import torch
 
     from fsdpbench.workloads.layers import DTYPES
@@ -91,7 +91,7 @@ def megatron_precision(settings: Settings) -> "dict[str, torch.dtype]":
 
 
 def _mesh(context: BuildContext) -> dict[str, object]:
-    """Return the device mesh, and for hybrid sharding also Megatron-FSDP's group of all ranks."""
+    """Return the device mesh; for hybrid sharding also the group of all ranks for Megatron-FSDP."""
     from torch.distributed.device_mesh import init_device_mesh
 
     config = context.config

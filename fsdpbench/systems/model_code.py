@@ -1,11 +1,11 @@
-"""Settings of how a model's code is written (`norm`, `rotary`, `loss`, `attention`), and of recomputation.
+"""Settings that choose a model's code (`norm`, `rotary`, `loss`, `attention`), and checks of recomputation.
 
-These settings change neither parameters nor, but for rounding, results; `rotary` alone pairs other elements
-of a head, which is the same model with its weights in another order.
+These settings change neither parameters nor, except for rounding, results. Only `rotary` pairs other elements
+of a head, which is equivalent to the same model with permuted weights.
 
-The kernel of `scaled_dot_product_attention`, on real GPUs: `sdpa_kernel`; flash attention 3 is activated in
-torch where its package is installed. On simulated ones: the operators of `efficient` and `math`; all others
-are the flash operator at their own rates.
+On real GPUs, `sdpa_kernel` selects the kernel of `scaled_dot_product_attention`; torch activates flash
+attention 3 if its package is installed. On simulated GPUs, `efficient` and `math` run their own operators;
+all others run the flash operator with their own rates.
 """
 
 import importlib.util
@@ -19,22 +19,22 @@ from fsdpbench.workloads import Workload
 from fsdpbench.workloads.library import LIBRARY
 
 _FIELDS = {"norm": "norms", "rotary": "rotary"}
-"""Settings whose values are those of a field of the shape."""
+"""Settings that set a field of the shape to their value."""
 _IN_FP32 = {"fp32": True, "lean": False}
 LINEAR_LOSSES = ("chunked", "fused")
-"""Values of `loss` that compute the lm head inside of it."""
+"""Values of `loss` whose loss includes the lm head."""
 IN_ANY_DTYPE = ("efficient", "math")
-"""Kernels of attention that compute in fp32 too."""
+"""Attention kernels that also support fp32."""
 _FA3_PACKAGE = "flash_attn_interface"
 
 
 def has_token_loss(workload: Workload) -> bool:
-    """Return whether the model predicts words of a vocabulary."""
+    """Return whether the model predicts tokens of a vocabulary."""
     return "vocab" in workload.shape or workload.family == LIBRARY
 
 
 def code_of_model(workload: Workload, settings: Settings) -> dict[str, Value]:
-    """Return the fields of the shape that the settings replace, among those that the shape has."""
+    """Return the shape fields that the settings override, if the shape has them."""
     values: dict[str, Value] = {
         field: getattr(settings, name)
         for name, field in _FIELDS.items()
@@ -46,7 +46,7 @@ def code_of_model(workload: Workload, settings: Settings) -> dict[str, Value]:
 
 
 def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
-    """Refuse values without code in the model: setting -> reason."""
+    """Refuse values for which the model has no code: setting -> reason."""
     refused = _refuse_other_counts(workload, settings)
     asked = {name for name in ("norm", "rotary", "loss") if getattr(settings, name) != "model"}
     if workload.family == LIBRARY:
@@ -69,7 +69,7 @@ def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
 
 
 def _refuse_other_counts(workload: Workload, settings: Settings) -> dict[str, str]:
-    """Refuse values for each block or unit that are not as many as there are: setting -> reason."""
+    """Refuse values per block or unit whose number differs from the model's: setting -> reason."""
     values, refused = settings.to_dict(), {}
     if (
         settings.wrap.startswith("every-")
@@ -94,7 +94,7 @@ def _refuse_other_counts(workload: Workload, settings: Settings) -> dict[str, st
 
 
 def _refuse_linear_loss(workload: Workload, settings: Settings) -> dict[str, str]:
-    """Refuse settings that exclude an lm head inside of the loss: setting -> reason."""
+    """Refuse settings that do not work with an lm head inside the loss: setting -> reason."""
     refused = {}
     if settings.tp > 1:
         refused["loss"] = error_text("model_code.whole_head", settings.loss)
@@ -106,12 +106,12 @@ def _refuse_linear_loss(workload: Workload, settings: Settings) -> dict[str, str
 
 
 def slides(workload: Workload) -> bool:
-    """Return whether layers have a sliding window, which is a mask."""
+    """Return whether some layers use a sliding window, which needs a mask."""
     return bool("S" in str(workload.shape.get("layer_pattern")) and workload.shape.get("window"))
 
 
 def refuse_attention(config: Config, workload: Workload) -> dict[str, str]:
-    """Refuse a kernel that device, model or dtype cannot have, or of which no figure is known."""
+    """Refuse an attention kernel that device, model or dtype do not support, or whose rates are unknown."""
     kernel, shape, device, why = config.settings.attention, workload.shape, config.device, ""
     if kernel == "auto":
         return {}

@@ -1,5 +1,5 @@
-"""The workload of a configuration, what its software refuses, and the setting `linear_dtype`, layers that
-multiply in 8 or 4 bits."""
+"""The workload of a configuration, values that its software refuses, and the setting `linear_dtype` (matrix
+products in 8 or 4 bits)."""
 
 import functools
 
@@ -18,13 +18,13 @@ from fsdpbench.workloads.tensor_plan import ROUTERS, HasProducts
 _NAME = "linear_dtype"
 _WIDE = SETTINGS[_NAME].default
 _TABLES = {"fp8": ("fp8",), "mxfp8": ("fp8", "nvfp4"), "nvfp4": ("nvfp4",)}
-"""Tables of products that a chip's profile must have; only chips with nvfp4 multiply in mxfp8."""
+"""Tables of product rates that a chip's profile must have; only chips with nvfp4 support mxfp8."""
 _MULTIPLES = {"fp8": 16, "mxfp8": 32, "nvfp4": 16}
-"""Both sizes of a layer and the tokens of a microbatch must divide by these, as torch's products demand."""
+"""Both dimensions of a layer and the tokens of a microbatch must be multiples of these, as torch requires."""
 
 
 def refuse_narrow(config: Config) -> dict[str, str]:
-    """Refuse products in 8 or 4 bits that the workload of `config` does not allow: setting -> reason."""
+    """Refuse products in 8 or 4 bits that `config` does not allow: setting -> reason."""
     kind = config.settings.linear_dtype
     if kind == _WIDE:
         return {}
@@ -38,7 +38,7 @@ def refuse_narrow(config: Config) -> dict[str, str]:
 
 
 def refuse_narrow_gathers(config: Config) -> dict[str, str]:
-    """Refuse settings that exclude weights gathered in fp8 under FSDP2: setting -> reason."""
+    """Refuse settings that exclude all-gathers of fp8 weights under FSDP2: setting -> reason."""
     settings, raf = config.settings, config.settings.reshard_after_forward
     if settings.linear_dtype != "fp8":
         return {}
@@ -86,13 +86,13 @@ def _of_device(config: Config, kind: str) -> str | None:
 
 
 def software_of(config: Config) -> SoftwareProfile:
-    """Return the software profile of `config`; that of the installed software where it names none."""
+    """Return the software profile of `config`, by default that of the installed software."""
     return _load(config.software or CURRENT)
 
 
 def chosen_software(given: str | None, own: str, device: str) -> str | None:
-    """Return the software that a configuration names: `given`, else its system's `own`. The installed
-    software is named only in the place of another."""
+    """Return the software for a configuration: `given`, or else its system's `own`. The installed software is
+    named only if it replaces another."""
     if device != "sim":
         return given
     chosen = given or own
@@ -100,7 +100,7 @@ def chosen_software(given: str | None, own: str, device: str) -> str | None:
 
 
 def refused_by_software(config: Config) -> dict[str, str]:
-    """Refuse values that the software of `config` does not have: setting -> reason."""
+    """Refuse values that the software of `config` does not support: setting -> reason."""
     if config.software is None:
         return {}
     software, refused = software_of(config), {}
@@ -123,10 +123,10 @@ _load = functools.cache(load_software)
 
 
 def adapted(workload: Workload, settings: Settings) -> Workload:
-    """Return `workload`, or the library's own modules of it, or with `lora` its fine-tuning, whose frozen
-    parameters are in `param_dtype` or 4 bits.
+    """Return `workload`, or its version from the library's modules, or with `lora` its fine-tuning, whose
+    frozen parameters are in `param_dtype` or 4 bits.
 
-    Raises `WorkloadError` for a family or layers that have no adapters.
+    Raises `WorkloadError` if the family or its layers have no adapters.
     """
     if settings.implementation == LIBRARY or workload.family == LIBRARY:
         if settings.lora:
@@ -143,8 +143,8 @@ def adapted(workload: Workload, settings: Settings) -> Workload:
 
 
 def workload_of(config: Config) -> Workload:
-    """Return the workload that `config` trains. Its code is as the settings say, else as the shape says, else
-    as its software has it."""
+    """Return the workload that `config` trains. For its code, settings override the shape, which overrides
+    the software."""
     workload = get_workload(config.model, shape=dict(config.shape_given) or None)
     of_software = load_software(config.software).of_llamas if config.software else {}
     if workload.family != llama_workload.FAMILY:
@@ -156,7 +156,7 @@ def workload_of(config: Config) -> Workload:
 
 
 def _check_narrow(workload: Workload, kind: str, batch: int, seq: int | None) -> None:
-    """Raise `WorkloadError` if a layer cannot be multiplied in `kind`; the message names it."""
+    """Raise `WorkloadError`, which names the layer, if a layer cannot be multiplied in `kind`."""
     if not isinstance(workload, HasProducts):
         raise WorkloadError(error_text("narrow.family", workload.name, workload.family, kind))
     if workload.shape.get("experts") and "M" in str(workload.shape.get("moe_pattern")):

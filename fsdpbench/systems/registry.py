@@ -1,4 +1,4 @@
-"""The systems under test by name: our own, and those of other packages, loaded when asked for."""
+"""The systems under test by name: fsdpbench's own, and plugins, which are loaded on first use."""
 
 from fsdpbench.base.errors import unknown
 from fsdpbench.base.files.documents import rows_beside
@@ -12,9 +12,9 @@ from fsdpbench.systems.unsharded import Single, TorchDdp
 
 
 class Fsdp1OfItsTime(TorchFsdp1):
-    """FSDP1 in software of its time, which published runs used (simulated only).
+    """FSDP1 with the software of a past date, which published runs used (simulated only).
 
-    Training runs the installed torch; the software profile adds the differences in time and memory
+    Training runs the installed torch. The software profile adds the differences in time and memory
     (`fsdpbench/sim/profiles/software`).
     """
 
@@ -51,7 +51,7 @@ PLUGINS = Loader[System](SYSTEMS, "system", _OWN, _flaw)
 
 
 def get_system(name: str) -> System:
-    """Return the system of that name. Raise `UsageError` with near names, or a plugin's problem."""
+    """Return the system `name`. Raise `UsageError` with similar names, or with a plugin's problem."""
     if name in _OWN:
         return _OWN[name]
     if name not in plugins():
@@ -60,7 +60,7 @@ def get_system(name: str) -> System:
 
 
 def private_names() -> tuple[int, list[str]]:
-    """Return how many private names of torch are used, and a sentence for each that this torch lacks."""
+    """Return the number of torch's private names in use, and a sentence for each that this torch lacks."""
     from fsdpbench.base import torch_internals as of_the_bench
     from fsdpbench.impl.shared import torch_internals as of_impl
 
@@ -69,5 +69,5 @@ def private_names() -> tuple[int, list[str]]:
 
 
 def offers() -> list[Offer[System]]:
-    """Return all systems that can be chosen, our own first."""
+    """Return all systems that can be chosen, fsdpbench's own first."""
     return [*(Offer(name, "fsdpbench", system) for name, system in _OWN.items()), *PLUGINS.offers()]

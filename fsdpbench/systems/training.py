@@ -1,5 +1,5 @@
-"""Functions that build and train a model as the settings say: its layers and loss, optimizer, compilation,
-kernels of attention, clipped gradients, offloaded activations."""
+"""Functions that build and train a model as the settings require: layers and loss, optimizer, compilation,
+attention kernels, clipping, activation offload."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,17 +21,17 @@ from fsdpbench.workloads.narrow.blocks import gather_narrowly, narrow
 from fsdpbench.workloads.narrow.eight_bits import scale_weights
 
 KERNELS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
-"""Kernels of attention in fp32 too; all others are torch's flash operator, or cuDNN's."""
+"""Backends of kernels that also support fp32; all others use torch's flash operator, or cuDNN."""
 
 MakeMuon = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-"""Muon of matrices, as a system has it."""
+"""Makes a system's Muon for a list of matrices."""
 
 _ADAMW = {"adamw": (None, True), "adamw-foreach": (True, False), "adamw-loop": (False, False)}
-"""`foreach` and `fused` of torch's AdamW."""
+"""The arguments `foreach` and `fused` of torch's AdamW."""
 
 
 def build_model(workload: Workload, settings: Settings, device: torch.device | str) -> nn.Module:
-    """Build the plain model of `workload` on `device` with seeded weights, its layers and loss as asked."""
+    """Build the unwrapped model of `workload` on `device`: seeded weights, the chosen layers and loss."""
     torch.manual_seed(settings.seed)
     with torch.device(device):
         model = workload.build(activation_checkpointing=settings.recomputed, seq=settings.seq)
@@ -41,7 +41,7 @@ def build_model(workload: Workload, settings: Settings, device: torch.device | s
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimizers of different parameters that step one after another."""
+    """Several optimizers for different parameters, which step one after another."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
         self._optimizers = optimizers
@@ -49,7 +49,7 @@ class Together(torch.optim.Optimizer):
         super().__init__(groups, {})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Step each of them."""
+        """Step all optimizers."""
         for each in self._optimizers:
             each.step()
 
@@ -57,7 +57,7 @@ class Together(torch.optim.Optimizer):
 def make_optimizer(
     settings: Settings, model: nn.Module, block_classes: tuple[type[nn.Module], ...], make_muon: MakeMuon
 ) -> torch.optim.Optimizer:
-    """Make the optimizer of the model's (sharded) parameters. `block_classes`: with Muon's matrices."""
+    """Make the optimizer of the model's (sharded) parameters. Muon gets matrices inside `block_classes`."""
     parameters = _by_mesh(p for p in model.parameters() if p.requires_grad)
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=1e-2)
@@ -71,7 +71,7 @@ def make_optimizer(
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, list[nn.Parameter]]]:
-    """Make a parameter group for each mesh: an operator over several DTensors takes those of one mesh."""
+    """Make a parameter group per mesh, because an operator over several DTensors requires a single mesh."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
@@ -88,17 +88,17 @@ def _adamw(name: str, settings: Settings, parameters: Iterable[Any]) -> torch.op
 
 
 def _matrices(model: nn.Module, block_classes: tuple[type[nn.Module], ...]) -> list[nn.Parameter]:
-    """Return the two-dimensional parameters inside blocks, each once: neither embeddings nor the head."""
+    """Return all 2-D parameters inside blocks, each once; that excludes embeddings and the head."""
     blocks = (module for module in model.modules() if isinstance(module, block_classes))
     found = (p for block in blocks for p in block.parameters() if p.requires_grad and p.ndim == 2)
     return list(dict.fromkeys(found))
 
 
 def compile_as_asked(model: nn.Module, units: Iterable[nn.Module], settings: Settings) -> None:
-    """Compile units, and the loss by itself, where the settings ask for it; nothing compiles before it runs.
+    """Mark units, and separately the loss, for compilation if the settings ask for it; they compile when run.
 
     Raises:
-        BenchError: the model has no loss of its own to compile.
+        BenchError: the model's loss cannot be compiled separately.
     """
     if not settings.compile:
         return
@@ -113,10 +113,10 @@ def compile_as_asked(model: nn.Module, units: Iterable[nn.Module], settings: Set
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
-    """Scale gradients so that the 2-norm of all is `largest` at most; return the norm before.
+    """Clip gradients to a total 2-norm of at most `largest`; return the norm before.
 
-    torch stacks the norms of all gradients, which must be on one mesh. With expert parallelism experts are on
-    another: the norm is then the root of the sum of the squares of the meshes' norms, as TorchTitan has it.
+    torch stacks the norms of all gradients, which must be on one mesh. With expert parallelism, experts are
+    on another mesh. The total is then the root of the sum of each mesh's squared norm, as in TorchTitan.
     """
     from torch.distributed.tensor import DTensor
 
@@ -143,7 +143,7 @@ def _norm_of(gradients: list[Tensor | None]) -> Tensor:
 
 
 def offload_if_asked(units: Sequence[nn.Module], config: Config) -> None:
-    """Let `units`, not yet wrapped, last first, offload what they save for backward where `config` asks."""
+    """Let the unwrapped `units` (last first) offload tensors saved for backward, if `config` asks for it."""
     asked = config.settings.activation_offload
     if not asked:
         return
@@ -154,7 +154,7 @@ def offload_if_asked(units: Sequence[nn.Module], config: Config) -> None:
 
 
 def write_loss_as_asked(model: nn.Module, settings: Settings) -> None:
-    """Have `model` compute lm head and loss together where the settings say so. Raises `BenchError`."""
+    """Let `model` compute lm head and loss together, if the settings ask for it. Raises `BenchError`."""
     if settings.loss not in LINEAR_LOSSES:
         return
     inner = next((module for module in model.modules() if isinstance(module, ComputesTokenLoss)), None)
@@ -165,7 +165,7 @@ def write_loss_as_asked(model: nn.Module, settings: Settings) -> None:
 
 @contextmanager
 def attention_as_asked(config: Config) -> Iterator[None]:
-    """Have `scaled_dot_product_attention` run the kernel that the configuration names, and no other."""
+    """Restrict `scaled_dot_product_attention` to the kernel that the configuration names."""
     kernel, real = config.settings.attention, config.device != "sim"
     if kernel == "auto":
         yield
@@ -173,25 +173,25 @@ def attention_as_asked(config: Config) -> Iterator[None]:
         if kernel == "flash3" and real:
             attention.activate_flash_attention_impl("FA3")
         flash = SDPBackend.CUDNN_ATTENTION if kernel == "cudnn" and real else SDPBackend.FLASH_ATTENTION
-        # Caches of compiled graphs on disk do not know of it.
+        # The kernel is part of the key, because compiled graphs cached on disk do not depend on it.
         with compiler_config.patch(cache_key_tag=kernel), sdpa_kernel(KERNELS.get(kernel, flash)):
             yield
 
 
 def narrow_as_asked(model: nn.Module, workload: Workload, settings: Settings) -> None:
-    """Let the linear layers of the blocks multiply in what the settings say."""
+    """Let the linear layers of the blocks multiply in `linear_dtype`."""
     if settings.linear_dtype != SETTINGS["linear_dtype"].default:
         narrow(model, workload.block_classes, settings.linear_dtype)
 
 
 def gather_as_asked(model: nn.Module, settings: Settings) -> None:
-    """Have FSDP2, applied afterwards, gather in fp8 what multiplies in fp8."""
+    """Let FSDP2, applied later, all-gather weights in fp8 if they are multiplied in fp8."""
     if settings.linear_dtype == "fp8":
         gather_narrowly(model)
 
 
 def scale_after_steps(model: nn.Module, optimizer: torch.optim.Optimizer, settings: Settings) -> None:
-    """Find the scales of what is gathered in fp8 again after each step of `optimizer`."""
+    """Recompute the scales of weights that are gathered in fp8 after each step of `optimizer`."""
     if settings.linear_dtype == "fp8":
 
         def again(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Systems that keep the whole model on every rank: PyTorch's DDP, and no communication at all."""
+"""Systems that keep the whole model on every rank: PyTorch's DDP, and a single GPU."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 NO_SHARDING = ABSENT["unsharded"]
-"""Settings that a system without sharding does not have, with the reason of each."""
+"""Settings that a system without sharding lacks, with reasons."""
 
 
 class _UnshardedSystem(System):
-    """Mixed precision is autocast here: weights stay fp32."""
+    """The common part of systems without sharding. Mixed precision is autocast: weights stay fp32."""
 
     shards = False
     absent = NO_SHARDING
@@ -40,7 +40,7 @@ class _UnshardedSystem(System):
 
 
 class TorchDdp(_UnshardedSystem):
-    """Replicas whose gradients DDP averages."""
+    """Replicas with gradients averaged by DDP."""
 
     name = "torch-ddp"
     summary = "PyTorch's DistributedDataParallel"
@@ -55,7 +55,7 @@ class TorchDdp(_UnshardedSystem):
 
 
 class Single(_UnshardedSystem):
-    """The plain model, to compare with."""
+    """The unwrapped model, as a reference."""
 
     name = "single"
     summary = "one GPU alone, no communication"

@@ -1,4 +1,4 @@
-"""The modules that become FSDP units: equal for every system, so that all are compared on the same units.
+"""Selection of the modules that become FSDP units. All systems get the same units, to be comparable.
 
 block      each block                          every-K    each K consecutive blocks, as one module
 every-K:N+every-L:M    by unit                 root       the whole model only
@@ -45,7 +45,7 @@ def _of_classes(model: nn.Module, classes: tuple[type[nn.Module], ...]) -> list[
 
 
 def check_names(workload: Workload, wrap: str) -> None:
-    """Refuse a `wrap` of classes or modules that the model lacks, before anything runs: `UsageError`."""
+    """Raise `UsageError` if `wrap` names classes or modules that the model lacks, before anything runs."""
     _require(wrap.split("+"), *_names_in(workload))
 
 
@@ -62,7 +62,7 @@ def _inner_names(model: nn.Module) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _inner(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the modules below the model that are called, with their paths."""
+    """Return all submodules except containers, with their paths."""
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -88,7 +88,7 @@ def _of_names(model: nn.Module, workload: Workload, names: list[str]) -> list[nn
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
-    """Choose units bottom-up: a module becomes one once it holds `least` parameters of no unit below it."""
+    """Choose units bottom-up: a module is one if it has `least` parameters outside of units below it."""
     units: list[nn.Module] = []
 
     def visit(module: nn.Module) -> int:
@@ -110,8 +110,8 @@ def _inner_first(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def materialiser(device: torch.device) -> Callable[[nn.Module], None]:
-    """Return a function that gives a module its own parameters on `device`; shared ones stay shared."""
-    # Weakly: once a unit is flattened, nothing may hold its whole parameters.
+    """Return a function that materializes a module's own parameters on `device`; shared ones stay shared."""
+    # Weak references, so that a flattened unit's whole parameters are freed.
     made: WeakValueDictionary[nn.Parameter, nn.Parameter] = WeakValueDictionary()
 
     def materialise_own(module: nn.Module) -> None:
@@ -130,9 +130,9 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 
 
 def materialise(model: nn.Module, device: torch.device, *, with_weights: bool) -> None:
-    """Give a sharded meta-device model its memory on `device`, and its initial weights if it has values.
+    """Materialize a sharded meta-device model on `device`, and initialize its weights if asked.
 
-    A parameter that several modules share stays one.
+    A parameter that several modules share stays shared.
     """
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
@@ -149,17 +149,17 @@ def materialise(model: nn.Module, device: torch.device, *, with_weights: bool) -
 
 @torch.no_grad()
 def init_module(module: nn.Module) -> None:
-    """Run a module's own `reset_parameters`, as torch's layers and the workloads define it."""
+    """Run a module's own `reset_parameters`, if it has one, as torch's layers and the workloads do."""
     reset = getattr(module, "reset_parameters", None)
     if callable(reset):
         reset()
 
 
 def to_empty(module: nn.Module, device: torch.device, *, recurse: bool = True) -> None:
-    """Call `module.to_empty`: give new memory on `device` to all tensors of the module.
+    """Call `module.to_empty`, which allocates all tensors of the module on `device`.
 
-    For a tensor of the meta device torch goes through rules in Python that cost more than all else of a
-    simulated parameter; these are not asked where the answer is plain.
+    For a meta tensor, torch runs meta kernels in Python that cost more than everything else about a simulated
+    parameter; for plain tensors they are skipped.
     """
     if device.type != "sim":
         module.to_empty(device=device, recurse=recurse)
@@ -168,7 +168,7 @@ def to_empty(module: nn.Module, device: torch.device, *, recurse: bool = True) -
 
 
 def _empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return `torch.empty_like(tensor, device=device)`, without torch's rules for plain tensors."""
+    """Return `torch.empty_like(tensor, device=device)`, but skip torch's meta kernels for plain tensors."""
     from torch.distributed.tensor import DTensor
 
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor

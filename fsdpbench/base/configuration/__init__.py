@@ -1,1 +1,1 @@
-"""A configuration (`config.py`): its settings, its steps, its key; the other files are one option each."""
+"""A configuration (`config.py`): its settings, steps and key. Each other file holds one of its options."""

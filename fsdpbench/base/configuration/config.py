@@ -1,7 +1,7 @@
-"""A `Config`: everything that decides what one configuration does, and nothing else.
+"""A `Config` holds everything that determines what one configuration does, and nothing else.
 
-It goes down (command line -> sweep -> launcher -> worker) and is never changed on the way; a `Result` and
-traces come back. `provenance.content_key(config)` hashes it with the versions and sources it runs under.
+It is passed down unchanged (command line -> sweep -> launcher -> worker); a `Result` and traces are returned.
+`provenance.content_key(config)` hashes it together with the versions and sources that it runs under.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NO_EMULATION = error_text("config.no_emulation")
 
 @dataclass(frozen=True)
 class Measurement:
-    """The steps of each pass, and the most seconds of wall time of the whole configuration.
+    """The number of steps of each pass, and the maximum wall time of the whole configuration in seconds.
 
-    The warm-up takes `warmup_steps`, and continues until steps have settled, `most_warmup_steps` at most.
-    Where they have not by then, `most_timed_steps` are timed instead of `timed_steps` (0: no more).
-    Without `traced_steps` there is no trace, and nothing that is read from it. Where tracing takes no time
-    (`sim`), the last timed steps are the traced ones; if there are fewer, more are traced.
+    The warm-up runs `warmup_steps`, then continues until step times are stable, up to `most_warmup_steps`.
+    If they are not stable by then, `most_timed_steps` are timed instead of `timed_steps` (0: no extra steps).
+    With 0 `traced_steps` there is no trace and no figure that is read from one. If tracing adds no time
+    (`sim`), the last timed steps are the traced ones; if there are too few of them, more steps are traced.
     """
 
     warmup_steps: int
@@ -56,7 +56,7 @@ class Measurement:
 
     @classmethod
     def default_for(cls, device: str) -> Measurement:
-        """Return the usual numbers of steps: few where a step is simulated, and so exact."""
+        """Return the default numbers of steps: few on `sim`, because simulated times are exact."""
         if device == "sim":
             return cls(2, 1, 1, timeout_s=300.0, most_warmup_steps=12, most_timed_steps=8)
         return cls(warmup_steps=3, timed_steps=5, traced_steps=2, timeout_s=600.0, most_warmup_steps=12)
@@ -66,7 +66,7 @@ class Measurement:
 class Config:
     """One configuration. Build it with `planning.make_config`, which checks it against model and hardware.
 
-    With a `script`, that is what runs: model and system are its name, and it has no settings.
+    If `script` is set, the script runs: `model` and `system` are its name, and it has no settings.
     """
 
     model: str
@@ -83,15 +83,15 @@ class Config:
     script: ScriptSource | None = None
     jitter: JitterSettings | None = None
     sanitize: bool = False
-    """Follow every use of memory on the simulated GPU, and report data races."""
+    """Track every memory access on the simulated GPU, and report data races."""
     software: str | None = None
-    """The software profile of simulated GPUs, by name or path; `None`: the installed software, as it is."""
+    """The software profile of simulated GPUs, by name or path; `None`: the installed software."""
     what_if: WhatIf | None = None
-    """What `fsdpbench explain` asks of simulated GPUs besides."""
+    """Additional assumptions about simulated GPUs, set by `fsdpbench explain`."""
     soak: SoakSettings | None = None
-    """Many steps on end instead of a few that are timed and traced."""
+    """Run many consecutive steps instead of a few timed and traced ones."""
     gpus_used_per_node: int | None = None
-    """How many GPUs of each simulated node run ranks; `None`: all `gpus_per_node`."""
+    """The number of GPUs of each simulated node that run ranks; `None`: all `gpus_per_node`."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -113,7 +113,7 @@ class Config:
 
     @property
     def in_one_process(self) -> bool:
-        """Return whether rank 0 alone is run: the others are simulated."""
+        """Return whether only rank 0 runs, in one process, and the other ranks are simulated."""
         return self.device == "sim"
 
     @property
@@ -123,8 +123,8 @@ class Config:
 
     @property
     def name(self) -> str:
-        """Readable, file-system safe, the same for the same configuration in every sweep, and its own: one
-        that is too long ends in a hash of what was cut off."""
+        """Return a unique, readable name that is safe for file systems and the same in every sweep. A name
+        that is too long ends in a hash of itself."""
         jitter = [] if self.jitter is None else [f"jitter-{self.jitter.seed}"]
         jitter += ["sanitized"] if self.sanitize else []
         if self.software is not None:
@@ -160,13 +160,13 @@ class Config:
         return {name: value for name, value in record.items() if value or name not in _LEFT_OUT}
 
     def identity(self) -> dict[str, object]:
-        """Return what keys, samples and folder names are hashed from: `to_dict`, and a field of earlier
-        versions that none of them may lose."""
+        """Return the dict that keys, samples and folder names are hashed from: `to_dict` and `emulate`, a
+        field of earlier versions that keeps their hashes valid."""
         return {**self.to_dict(), "emulate": False}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Config:
-        """Return the configuration that `to_dict` wrote. Raises `UsageError`, `ValueError` with a field."""
+        """Return the configuration that `to_dict` wrote. Raises `UsageError`, `ValueError` for a field."""
         if record.get("emulate"):
             raise UsageError(NO_EMULATION)
         known = {spec.name for spec in dataclasses.fields(cls)}
@@ -180,7 +180,7 @@ class Config:
 
 
 _LEFT_OUT = ("script", "jitter", "sanitize", "software", "what_if", "soak", "gpus_used_per_node")
-"""Not recorded where they say nothing."""
+"""Fields that are not recorded if they have no value."""
 
 
 def _plain(value: Any) -> Any:
@@ -200,7 +200,7 @@ def _part(record: Any, kind: Any) -> Any:
 
 _USUAL_GPUS = 8
 _LONGEST_NAME = 120
-"""A folder's name may have 255 characters, of which key, run and `.work-` take some."""
+"""A folder's name may have 255 characters, some of which are needed for key, run and `.work-`."""
 _HASH_LENGTH = 8
 _NAMED_ALWAYS = {"wrap", "backward_prefetch", "limit_all_gathers", "param_dtype", "seq"}
 
@@ -213,7 +213,7 @@ def _cut(name: str) -> str:
 
 
 def check_world(gpus: int, gpus_per_node: int, used: int | None = None) -> None:
-    """Raise `UsageError` unless `gpus` fill whole nodes (or less than one), as far as these are `used`."""
+    """Raise `UsageError` unless `gpus` fill whole nodes of `used` GPUs, or fit into one node."""
     if not 1 <= gpus <= MOST_GPUS:
         raise UsageError(f"--gpus must be from 1 to {MOST_GPUS:,}, not {gpus}")
     if gpus_per_node < 1:
@@ -228,10 +228,10 @@ def check_world(gpus: int, gpus_per_node: int, used: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """Assumptions and records of a simulation beyond its configuration.
+    """Assumptions about a simulation, and what it records, in addition to its configuration.
 
-    account: record who holds the memory at each moment.
-    room: the GPU's memory is multiplied by this.
+    account: record what holds memory at each moment.
+    room: a factor for the GPU's memory.
     allocator: settings in the form of `PYTORCH_CUDA_ALLOC_CONF`; they replace those of the environment.
     variation: a change to a script's own calls (`script/variations`); several are joined by `+`.
     """
@@ -246,7 +246,7 @@ class WhatIf:
             raise UsageError(f"room must be a finite number above 0, not {self.room}")
 
     def after(self, earlier: WhatIf) -> WhatIf:
-        """Return both changes as one; this one's allocator counts, and its variation comes first."""
+        """Return both changes as one. This one's allocator takes precedence; its variation comes first."""
         names = [each for each in (self.variation, earlier.variation) if each]
         return replace(
             earlier, allocator=self.allocator or earlier.allocator, variation="+".join(names) or None
@@ -256,7 +256,7 @@ class WhatIf:
 @dataclass(frozen=True)
 class JitterSettings:
     """Random noise of simulated GPUs, drawn with `seed`. kernels: relative spread of their times. arrival_us:
-    how late ranks join collectives, microseconds. straggler: share by which one rank is slower."""
+    delay of ranks that join a collective, in microseconds. straggler: relative slowdown of one rank."""
 
     seed: int
     kernels: float = 0.02
@@ -271,7 +271,7 @@ class JitterSettings:
 
     @classmethod
     def parse(cls, text: str) -> JitterSettings:
-        """Read `7`, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `UsageError`."""
+        """Parse `7`, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `UsageError`."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         values: dict[str, float] = {}
         for part in text.split(","):
@@ -288,7 +288,7 @@ class JitterSettings:
         return cls(seed=round(values.pop("seed")), **values)
 
     def to_text(self) -> str:
-        """Return the jitter as `parse` reads it."""
+        """Return the text that `parse` reads."""
         return ",".join(f"{name}={str(value).removesuffix('.0')}" for name, value in vars(self).items())
 
 
@@ -300,16 +300,16 @@ _PARTS = {
     "soak": SoakSettings,
 }
 
-# How the ranks of a configuration are divided: a batch is of a data-parallel group of tp x cp ranks.
+# How ranks are divided: each data-parallel group of tp x cp ranks has one batch.
 # rank = ((replica x shards) + shard) x cp x tp      tp varies fastest: its ranks are neighbours in a node
 
 PARALLEL = ("tp", "cp", "ep")
-"""The settings that are degrees of parallelism beside FSDP."""
+"""The settings that are degrees of parallelism other than FSDP."""
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """`tp`, `cp` and `ep` of `gpus` ranks."""
+    """The parallel degrees `tp`, `cp` and `ep` of `gpus` ranks."""
 
     gpus: int
     tp: int = 1
@@ -324,27 +324,27 @@ class Degrees:
 
     @property
     def group(self) -> int:
-        """Return the number of ranks that work on one batch."""
+        """Return the number of ranks that share one batch."""
         return self.tp * self.cp
 
     @property
     def data(self) -> int:
-        """Return the number of groups with a batch of their own: at least 1, however large a group is."""
+        """Return the number of groups, each with its own batch; at least 1, also if a group exceeds them."""
         return max(1, self.gpus // self.group)
 
     @property
     def sharding(self) -> int:
-        """Return the number of ranks that FSDP shards and reduces over: all but tensor-parallel ones."""
+        """Return the number of ranks over which FSDP shards and reduces: all ranks divided by `tp`."""
         return max(1, self.gpus // self.tp)
 
     def data_rank(self, rank: int) -> int:
-        """Return the number of the batch that `rank` works on."""
+        """Return the index of the batch that `rank` works on."""
         return rank // self.group
 
 
 def shard_size_of(config: Config) -> int:
-    """Return the ranks over which FSDP shards one copy under the strategy of `config`; those of tensor
-    parallelism, which hold other parts of it, do not count."""
+    """Return the number of ranks over which FSDP shards one copy of the model under the strategy of `config`.
+    Tensor-parallel ranks do not count, because they hold other parts of the parameters."""
     settings, degrees = config.settings, Degrees.of(config)
     if settings.strategy == "NO_SHARD":
         return 1

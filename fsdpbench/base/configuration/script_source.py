@@ -1,4 +1,4 @@
-"""The script of a configuration: its path, its arguments, how its steps are found, and how it is varied."""
+"""The script of a configuration: its path, arguments, definition of a step, and variations."""
 
 import hashlib
 import importlib.machinery
@@ -20,7 +20,7 @@ _LAUNCHERS = {
     "deepspeed.launcher.runner", "lightning.fabric.cli", "composer.cli.launcher",
 }  # fmt: skip
 _LEFT_OUT = ("module", "check_ranks", "keeps_files", "function")
-"""Not recorded where they say nothing."""
+"""Fields that are not recorded if they have no value."""
 
 
 class StepsBy(StrEnum):
@@ -31,60 +31,60 @@ class StepsBy(StrEnum):
 
 
 class Variation(StrEnum):
-    """A variation of a script. Some take a number after `=` (`loader-time=0.05/4`)."""
+    """A variation of a script. Some take a value after `=` (`loader-time=0.05/4`)."""
 
     CHECKPOINT = "checkpoint"
-    """Every wrapped unit computes its forward again in backward."""
+    """Recompute every wrapped unit's forward in backward."""
     NO_CHECKPOINT = "no-checkpoint"
     NO_SAVE_ON_CPU = "no-save-on-cpu"
-    """Nothing is computed again."""
+    """Do not offload activations to the CPU (`save_on_cpu`)."""
     BY_UNIT = "by-unit"
-    """Some blocks recompute, some offload, some units stay gathered: `by-unit=RECOMPUTE/OFFLOAD/RESHARD`."""
+    """Recompute or offload some blocks, keep some units gathered: `by-unit=RECOMPUTE/OFFLOAD/RESHARD`."""
     RESHARD = "reshard"
-    """Units free their parameters after forward, whatever the script says."""
+    """Reshard units after forward, whatever the script sets."""
     KEEP = "keep"
-    """Units keep their parameters from forward to backward."""
+    """Keep units unsharded from forward to backward."""
     HALF_BATCH = "half-batch"
     DOUBLE_BATCH = "double-batch"
     WRAP_BLOCKS = "wrap-blocks"
-    """Each of the model's repeated blocks is a unit, and the model around them."""
+    """Wrap each repeated block of the model, and the whole model as the root."""
     WRAP_ROOT = "wrap-root"
-    """The module around all units is one, too."""
+    """Also wrap the module that contains all units."""
     WRAP_PAIRS = "wrap-pairs"
-    """Two blocks in a row are one unit."""
+    """Wrap each two consecutive blocks as one unit."""
     PREFETCH = "prefetch"
-    """Forward prefetches the next unit; backward too, where that was switched off."""
+    """Prefetch the next unit in forward, and in backward too if the script disabled that."""
     BACKWARD_PREFETCH = "backward-prefetch"
-    """FSDP1: backward prefetches, as it does by default."""
+    """FSDP1: prefetch in backward, which is its default."""
     NO_FORWARD_PREFETCH = "no-forward-prefetch"
     LIMIT = "limit"
-    """FSDP1's rate limiter."""
+    """FSDP1: limit all-gathers."""
     HYBRID = "hybrid"
-    """Sharded inside a node, replicated over nodes."""
+    """Shard within a node, replicate across nodes."""
     BF16 = "bf16"
-    """Parameters are gathered, and products computed, in bf16."""
+    """All-gather parameters and compute in bf16."""
     NO_OFFLOAD = "no-offload"
-    """Shards stay on the GPU."""
+    """Keep shards on the GPU."""
     FUSED = "fused"
-    """The optimizer's fused kernel."""
+    """Use the optimizer's fused kernel."""
     NONE_GRADS = "none-grads"
-    """`zero_grad` drops gradients."""
+    """Let `zero_grad` set gradients to None."""
     COMPILE = "compile"
-    """Every wrapped unit is compiled."""
+    """Compile every wrapped unit."""
     NO_WAITS = "no-waits"
-    """The CPU does not wait where the script's own lines make it wait."""
+    """Skip waits of the CPU for the GPU that the script's own lines cause."""
     DETACH_KEPT = "detach-kept"
-    """Tensors that are kept from step to step are detached from their graphs."""
+    """Detach tensors that are kept across steps from their graphs."""
     HOST_KEPT = "host-kept"
-    """Tensors that are kept from step to step are detached and moved to the host."""
+    """Detach tensors that are kept across steps, and move them to the host."""
     LOADER_TIME = "loader-time"
-    """A batch takes the host this long: `loader-time=SECONDS/WORKERS`."""
+    """Assume a loading time on the host for each batch: `loader-time=SECONDS/WORKERS`."""
 
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """A function that runs instead of its file. `folder`: has it and its arguments in `call.pickle`, gets
-    its values on real ranks; `root`: of its files; `maps_cuda`: on real ranks, "cuda" is the CPU."""
+    """A function that runs instead of its whole file. `folder`: has it and its arguments in `call.pickle`,
+    and gets real ranks' results; `root`: of its files; `maps_cuda`: on real ranks, "cuda" is the CPU."""
 
     name: str
     module: str
@@ -95,10 +95,10 @@ class FunctionSource:
 
 @dataclass(frozen=True)
 class ScriptSource:
-    """`path` as it was typed, `digest` of the file's content. `to_the_end`: continue when all is measured.
-    `check_ranks`: the ranks that run and are compared, none for rank 0 alone.
-    `module`: the name of the module that the file is, if it runs as one (`torchrun -m`). `keeps_files`: all
-    that it writes goes into the run's folder. `function`: the one of the file that runs."""
+    """A script: `path` as typed, `digest` of the file's content. `to_the_end`: continue after measuring.
+    `check_ranks`: the ranks that run and are compared; empty for rank 0 alone.
+    `module`: the module's name if the file runs as one (`torchrun -m`). `keeps_files`: redirect all files
+    that it writes into the run's folder. `function`: the only function of the file to run."""
 
     path: str
     arguments: tuple[str, ...]
@@ -121,7 +121,7 @@ class ScriptSource:
         module: str = "",
         check_ranks: tuple[int, ...] = (),
     ) -> "ScriptSource":
-        """Return the source of the script at `path`; `check_ranks` are compared. Raises `UsageError`."""
+        """Return the source of the script at `path`, which compares `check_ranks`. Raises `UsageError`."""
         source = cls(str(path), arguments, "", steps_by, to_the_end, module, check_ranks)
         try:
             content = read_bytes(path, LARGEST_JSON)
@@ -133,7 +133,7 @@ class ScriptSource:
 
     @property
     def program(self) -> tuple[str, str]:
-        """Return the file and the module's name of the training program: those that a launcher starts."""
+        """Return file and module name of the training program, which may be the argument of a launcher."""
         if (self.module or Path(self.path).name) not in _LAUNCHERS:
             return self.path, self.module
         for option, word in pairwise(("", *self.arguments)):
@@ -152,7 +152,7 @@ class ScriptSource:
 
     @property
     def own_folder(self) -> Path:
-        """Where the script's own files are: beside it, or in its package."""
+        """Return the folder of the script's own files: its parent folder, or its package."""
         if self.function is not None:
             return Path(self.function.root)
         file, module = self.program
@@ -168,7 +168,7 @@ class ScriptSource:
 
 
 def spread_ranks(world: int, count: int | None) -> tuple[int, ...]:
-    """`count` ranks of a world, evenly spread from the first to the last; without a count the first two, a
+    """Return `count` ranks of `world`, evenly spread from first to last; without a count the first two, a
     middle one and the last. Raises `UsageError`."""
     if world < 2:
         raise UsageError(f"--check-ranks compares ranks, and --gpus {world} has one; give 2 or more")
@@ -180,7 +180,7 @@ def spread_ranks(world: int, count: int | None) -> tuple[int, ...]:
 
 
 def file_of_module(name: str) -> Path:
-    """Return the file that `python -m NAME` would run, found without importing it. Raises `UsageError`."""
+    """Return the file that `python -m NAME` would run, without importing it. Raises `UsageError`."""
     top, *rest = name.split(".")
     spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) if top else None
     if spec is None:

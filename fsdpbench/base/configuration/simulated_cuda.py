@@ -1,10 +1,10 @@
-"""The rehearsal of `--device cuda` where no GPU is: "cuda" is the simulated device, asked for by a variable.
+"""Run the `--device cuda` code path without a GPU: a variable maps "cuda" to the simulated device.
 
     FSDPBENCH_SIMULATED_CUDA=h100-80gb        one node of eight
-    FSDPBENCH_SIMULATED_CUDA=h100-80gb:2      one of two
+    FSDPBENCH_SIMULATED_CUDA=h100-80gb:2      one node of two
 
-All code of the cuda path runs, up to torch's own. What results from it is marked `"simulated": true`, has
-keys of its own, and is nothing that the gate takes. For tests and CI.
+All code of the cuda path runs, down to torch's own. Results are marked `"simulated": true` and have their own
+keys, and the gate refuses them. For tests and CI.
 """
 
 import os
@@ -20,14 +20,14 @@ _MOST_GPUS = 64
 
 @dataclass(frozen=True)
 class SimulatedCuda:
-    """The simulated GPUs behind "cuda": a hardware profile, and how many are on this machine."""
+    """The simulated GPUs behind "cuda": their hardware profile and their number on this machine."""
 
     profile: str
     gpus: int
 
 
 def simulated_cuda() -> SimulatedCuda | None:
-    """Return the GPUs that the environment asks for; None where cuda is the real one. Raises `UsageError`."""
+    """Return the GPUs that the environment sets; None if "cuda" is the real device. Raises `UsageError`."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return None

@@ -1,12 +1,12 @@
-"""A soak: many steps on end, evaluation between them, to see what memory does over time (docs/lengths.md).
+"""Soak tests: many consecutive steps with evaluation in between, to see memory over time (docs/lengths.md).
 
-`--seq-lengths` says how long its sequences are, step by step:
+`--seq-lengths` sets the sequence lengths of each step:
 
-    lognormal:900,0.8,layout=packed,buckets=16,seed=1        drawn
-    lengths.txt,layout=padded,multiple=64                    as a file says, sample by sample
+    lognormal:900,0.8,layout=packed,buckets=16,seed=1        random
+    lengths.txt,layout=padded,multiple=64                    one length per sample, from a file
 
-A step has `batch` samples. *Padded*, its tensors are [batch, longest]; *packed*, the samples are one behind
-the other in a single row. No row is longer than `seq`: what is, is cut off there.
+A step has `batch` samples. If *padded*, its tensors have the shape [batch, longest]. If *packed*, the samples
+are concatenated in one row. Rows are truncated to `seq` tokens.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ _HOW = "write lognormal:900,0.8 (mean tokens, sigma of the logarithm) or a file 
 
 @dataclass(frozen=True)
 class LengthSettings:
-    """Lengths (of `mean` tokens and `sigma` of the logarithm, or `values` of a file), and a step's shape.
+    """Sample lengths (log-normal with `mean` tokens and `sigma`, or `values` of a file) and a step's padding.
 
-    `buckets`: a step is padded up to the next of so many evenly spaced lengths. `multiple`: to a multiple.
-    Both 0 or 1: each step is as long as its samples. `least`: shorter samples are taken as long as this.
+    `buckets`: pad a step to the next of this many evenly spaced lengths. `multiple`: pad to a multiple.
+    Both 0 or 1: do not pad further than the samples. `least`: the minimum length of a sample.
     """
 
     source: str
@@ -64,8 +64,8 @@ class LengthSettings:
 
     @classmethod
     def parse(cls, text: str) -> "LengthSettings":
-        """Read the text of `--seq-lengths`, as the module's head shows it. Raises `UsageError` that names
-        what is wrong, and how to write it."""
+        """Parse `--seq-lengths` as in the module's docstring. Raises `UsageError`, which names the wrong part
+        and the right form."""
         words = [word.strip() for word in text.split(",")]
         sourced = [word for word in words if "=" not in word]
         layout, numbers = PADDED, dict[str, int]()
@@ -86,13 +86,13 @@ class LengthSettings:
         return cls(path.name, values=read_lengths(path), layout=layout, mean=None, sigma=None, **numbers)
 
     def to_text(self) -> str:
-        """Return the text that `parse` reads; of a file its name without the folder."""
+        """Return the text that `parse` reads; a file is named without its folder."""
         fields = {spec.name: spec.default for spec in dataclasses.fields(self)}
         words = [f"{name}={getattr(self, name)}" for name in _KEYS if getattr(self, name) != fields[name]]
         return ",".join([self.source, *words])
 
     def draws(self, stream: str) -> Iterator[int]:
-        """Yield lengths of samples without end, equal for equal seed and `stream` (training, evaluation)."""
+        """Yield sample lengths forever, the same for the same seed and `stream` ("train" or "eval")."""
         if self.values:
             while True:
                 yield from self.values
@@ -103,7 +103,7 @@ class LengthSettings:
             yield max(1, round(math.exp(min(draw(centre, sigma), 40.0))))
 
     def shape(self, lengths: list[int], longest: int) -> tuple[int, int]:
-        """Return rows and tokens a row of a step with samples of these lengths, at most `longest` each."""
+        """Return rows and tokens per row of a step with samples of these lengths, truncated to `longest`."""
         taken = [max(length, self.least) for length in lengths]
         if self.layout == PACKED:
             return 1, self._padded(min(sum(taken), longest), longest)
@@ -135,7 +135,7 @@ def _lognormal(words: list[str]) -> tuple[float, float]:
 
 
 def read_lengths(path: Path) -> tuple[int, ...]:
-    """Return the whole numbers in a file, one a line (blank lines do not count). Raises `UsageError`."""
+    """Return the whole numbers in a file, one per line (blank lines are skipped). Raises `UsageError`."""
     try:
         lines = read_text(path, MOST_FILE_BYTES).splitlines()
     except UnreadableError as error:
@@ -154,14 +154,14 @@ def read_lengths(path: Path) -> tuple[int, ...]:
 
 
 class StepShape(NamedTuple):
-    """The shape of one step: rows and tokens of each microbatch. `evaluates`: forward alone."""
+    """The shape of one step: rows and tokens of each microbatch. `evaluates`: run only the forward."""
 
     evaluates: bool
     microbatches: tuple[tuple[int, int | None], ...]
 
     @property
     def tokens(self) -> int | None:
-        """Tokens in all, padding included; None for models without sequences."""
+        """Return the total number of tokens including padding; None for models without sequences."""
         if any(tokens is None for _, tokens in self.microbatches):
             return None
         return sum(rows * (tokens or 0) for rows, tokens in self.microbatches)
@@ -169,7 +169,7 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True)
 class SoakSettings:
-    """`steps` training steps; after every `eval_every` (0: never) of them, `eval_steps` evaluated batches."""
+    """`steps` training steps; after every `eval_every` steps (0: never), `eval_steps` evaluation batches."""
 
     steps: int
     lengths: "LengthSettings | None" = None
@@ -183,7 +183,7 @@ class SoakSettings:
                 raise UsageError(f"--{flag} {value}: must be from {least} to {MOST_STEPS:,}")
 
     def schedule(self, batch: int, grad_accum: int, longest: int | None) -> Iterator[StepShape]:
-        """Yield the steps in order, evaluation included; `longest` tokens a sample at most."""
+        """Yield the steps in order, including evaluation; a sample has at most `longest` tokens."""
         training, evaluation = self._shapes("train", batch, longest), self._shapes("eval", batch, longest)
         for index in range(1, self.steps + 1):
             yield StepShape(False, tuple(next(training) for _ in range(grad_accum)))
@@ -201,7 +201,7 @@ class SoakSettings:
             yield lengths.shape([next(draws) for _ in range(batch)], longest)
 
     def words(self) -> list[str]:
-        """Return the flags that ask for it."""
+        """Return the command-line flags that give these settings."""
         words = ["--soak", str(self.steps)]
         if self.lengths is not None:
             words += ["--seq-lengths", self.lengths.to_text()]

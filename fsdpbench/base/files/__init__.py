@@ -1,1 +1,1 @@
-"""Files that others may see, damage or write at the same time: read with limits, written whole, locked."""
+"""Safe file access: bounded reads, atomic writes and locks."""

@@ -1,4 +1,4 @@
-"""Reads JSON objects and the package's tables, writes JSON and flat TOML; `base.reading` has the rest."""
+"""Read JSON objects and the package's tables, write JSON and flat TOML; `base.reading` reads user files."""
 
 import json
 import re
@@ -16,11 +16,11 @@ from fsdpbench.base.reading import read_text as read_text
 T = TypeVar("T")
 _WORDS = re.compile(r"(?:tuple|frozenset)\[")
 _ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\(u[dD][89a-fA-F]..)|\\.")
-"""Escapes of a JSON text one after the other; the group is half a surrogate pair without its other half."""
+"""Matches one escape of a JSON text; the group is half a surrogate pair without its other half."""
 
 
 def is_there(path: Path) -> bool:
-    """Return whether there is a file or folder at `path`; none is at a path that no file system can hold."""
+    """Return whether `path` exists; False for a path that no file system can hold."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -36,8 +36,8 @@ def read_json_object(path: Path) -> JsonObject:
 
 
 def to_json(content: object, indent: int | None = None, **options: bool) -> str:
-    """Return `content` as JSON that every reader takes, with `options` of `json.dumps`: half a surrogate
-    pair, written for a byte of a path that is not UTF-8, is written as the text of its escape."""
+    """Return `content` as JSON that every parser accepts, with `options` of `json.dumps`. Half a surrogate
+    pair (a byte of a path that is not UTF-8) is written as the text of its escape."""
     text = json.dumps(content, indent=indent, **options)  # type: ignore[arg-type]
     if "\\ud" not in text:
         return text
@@ -46,7 +46,7 @@ def to_json(content: object, indent: int | None = None, **options: bool) -> str:
 
 def converted(content: object, kind: type[T]) -> T:
     """Return parsed `content` as a `kind`. Raises `msgspec.ValidationError`, which names the field, also for
-    half a surrogate pair where a number belongs: `msgspec.convert` ends with another error there."""
+    half a surrogate pair instead of a number, for which `msgspec.convert` raises another error."""
     try:
         return msgspec.convert(content, kind)
     except UnicodeEncodeError as error:
@@ -54,19 +54,19 @@ def converted(content: object, kind: type[T]) -> T:
 
 
 def table_beside(module: str, name: str) -> JsonObject:
-    """Return the tables of a TOML file of the package, `name` in the folder of the file `module`."""
+    """Return the tables of the TOML file `name` of the package, beside the source file `module`."""
     return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
 
 
 def texts_beside(module: str, name: str) -> Callable[..., str]:
-    """Return a function of a name in the TOML file beside `module` and of values: its text with those."""
+    """Return a function (name, *values) that formats a text, by name, of the TOML file beside `module`."""
     texts = table_beside(module, name)
     return lambda text, *values: str(texts[text].format(*values))
 
 
 def rendered_beside(module: str, name: str, **values: object) -> str:
-    """Return the jinja template `name` in the folder of the file `module` with `values`: text for a terminal,
-    in which each value is printable on one line."""
+    """Return the jinja template `name` beside the source file `module`, rendered with `values` for a
+    terminal: each value is escaped to one printable line."""
     import jinja2  # takes long to import
 
     environment = jinja2.Environment(
@@ -76,14 +76,14 @@ def rendered_beside(module: str, name: str, **values: object) -> str:
 
 
 def rows_beside(module: str, name: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV file of the package, `name` in the folder of the file `module`, by column;
+    """Return the rows of the CSV file `name` of the package, beside the source file `module`, by column;
     lines that begin with `#` are comments."""
     return read_rows(Path(module).with_name(name))
 
 
 def typed_rows(module: str, name: str, kind: type[T]) -> tuple[T, ...]:
-    """Return the rows of such a file as dataclasses of `kind`: an empty cell is the field's default, the cell
-    of a tuple or a set has its words. Raises `msgspec.ValidationError` for a cell of another type."""
+    """Return the rows of `rows_beside` as dataclasses of `kind`: an empty cell is the field's default, a cell
+    of a tuple or set is split into words. Raises `msgspec.ValidationError` for a cell of another type."""
     lists = {each.name for each in fields(kind) if _WORDS.match(str(each.type))}  # type: ignore[arg-type]
     rows = (
         {column: cell.split() if column in lists else cell for column, cell in row.items() if cell}
@@ -93,9 +93,9 @@ def typed_rows(module: str, name: str, kind: type[T]) -> tuple[T, ...]:
 
 
 def to_toml(tables: Mapping[str, object]) -> str:
-    """Return `tables` as TOML: plain values and lists first, then one table a mapping. `None` is left out.
+    """Return `tables` as TOML: first plain values and lists, then a table per mapping. `None` is omitted.
 
-    Raises `TypeError` for a value that TOML has no form for.
+    Raises `TypeError` for a value that TOML cannot represent.
     """
     lines = _lines({key: value for key, value in tables.items() if not isinstance(value, Mapping)})
     for key, table in tables.items():

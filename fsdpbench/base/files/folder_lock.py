@@ -1,15 +1,15 @@
-"""One sweep at a time in a folder, also where several machines see it.
+"""A lock that allows one sweep at a time in a folder, also if several machines share the folder.
 
-    .lock   its holder (`Owner`); the holder renews its time every `beat_s` seconds
+    .lock   names its holder (`Owner`), who updates the file's time every `beat_s` seconds
 
-    owner on this machine    its process tells: a lock whose process is gone is broken immediately
-    owner elsewhere          its beat tells: a lock that has been silent for long is broken, with a message
-    of no process            empty or damaged, and so at a second look: broken
+    owner on this machine    broken if its process no longer exists
+    owner elsewhere          broken, with a message, if its time was not updated for `silence_s`
+    no owner                 broken if the file is empty or damaged when read twice
 
-A lock is written aside and linked into place, so that no process sees half of one. Ages are differences of
-times that the file system gives (a file is touched to learn what time it is there), so clocks of the machines
-may differ as they like. A holder that was stopped so long that its lock was broken sees it at its next beat
-and ends instead of writing into a folder that is another's.
+A lock is written to a temporary file and linked into place, so no process reads an incomplete lock. Ages are
+computed from the file system's own times (touching a file gives its current time), so the clocks of the
+machines may differ. If a holder was suspended so long that its lock was broken, it notices at its next beat
+and ends instead of writing into a folder that another sweep now holds.
 """
 
 import contextlib
@@ -34,20 +34,20 @@ from fsdpbench.base.writing import move_new, write_new
 
 BEAT_S = 10.0
 SILENCE_S = 120.0
-"""A lock from another machine that was not renewed for so long is a dead one's. Far above the beat: network
-file systems show a change up to a minute late."""
+"""Seconds without renewal after which a lock of another machine is broken. Far above the beat, because
+network file systems may show a change up to a minute late."""
 SECOND_LOOK_S = 0.5
-"""Between two looks at a lock that names no process: older versions write one in place."""
+"""Seconds before a lock without an owner is read again: older versions write the lock in place."""
 _GUARD_S = 2.0
 _MOST_BYTES = 1 << 16
 
 
 class FolderTakenError(UsageError):
-    """Another sweep holds the folder, or may."""
+    """Another sweep holds the folder, or may hold it."""
 
 
 class FolderLock:
-    """The lock file at `path`. One holder at a time; its beat is a thread of the holder's process."""
+    """The lock file at `path`. It has one holder at a time, and a thread of the holder renews it."""
 
     def __init__(self, path: Path, beat_s: float = BEAT_S, silence_s: float = SILENCE_S) -> None:
         self._path = path
@@ -59,8 +59,8 @@ class FolderLock:
 
     @property
     def is_held(self) -> bool:
-        """Return whether a process holds the lock, as far as is known from here. May be asked often: the
-        owner's process is looked up once a beat."""
+        """Return whether some process holds the lock, as far as this machine can determine. Cheap to call
+        often: the owner's process is looked up only once per beat."""
         if not self._path.exists():
             return False
         now = time.monotonic()
@@ -73,11 +73,11 @@ class FolderLock:
 
     @property
     def lost(self) -> bool:
-        """Return whether this holder's lock was broken by another."""
+        """Return whether another process broke this holder's lock."""
         return self._lost
 
     def check(self) -> None:
-        """Raise `BenchError` if this lock was held and is not any more."""
+        """Raise `BenchError` if this holder has lost its lock."""
         if not self._lost:
             return
         owner = self._owner()
@@ -87,7 +87,7 @@ class FolderLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock. Raises `FolderTakenError` if another does, `BenchError` if it cannot be written."""
+        """Hold the lock. Raises `FolderTakenError` if it is taken, `BenchError` if it cannot be written."""
         over = threading.Event()
         beat = threading.Thread(target=self._beat_until, args=(over,), name="folder lock", daemon=True)
         with interruption.unwinding():
@@ -105,8 +105,8 @@ class FolderLock:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Exclude other processes from taking or breaking the lock inside. The system ends this with the
-        process; on file systems without it, the second look after renaming has to suffice."""
+        """Exclude other processes from taking or breaking the lock inside. The kernel releases this with the
+        process. On file systems without `flock`, `_break_or_refuse` relies on its check after renaming."""
         try:
             handle = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -134,7 +134,7 @@ class FolderLock:
         raise FolderTakenError(f"{self._path}: the lock is taken by another sweep that has just started")
 
     def _break_or_refuse(self) -> None:
-        """Put a dead owner's lock away. Raise `FolderTakenError` if the owner is not known to be dead."""
+        """Move a dead owner's lock away. Raise `FolderTakenError` if the owner may be alive."""
         if self._path.is_dir() and not self._path.is_symlink():
             raise UsageError(f"{self._path} is a folder where the lock of a sweep belongs; remove it")
         before, reason = _text(self._path), self._why_stale()
@@ -144,7 +144,7 @@ class FolderLock:
             raise FolderTakenError(error_text("folder_lock.held", self._path.parent, holder, self._path))
         if reason:
             print(f"{self._path.parent}: the lock of {holder} is broken: {reason}", file=sys.stderr)
-        # By rename, and looked at again: of two that break it at once, one may already hold a new one.
+        # Rename, then compare the content: if two processes break the lock, one may hold a new one by now.
         aside = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._path, aside)
@@ -155,7 +155,7 @@ class FolderLock:
                 aside.unlink(missing_ok=True)
 
     def _why_stale(self) -> str | None:
-        """Return why the lock does not hold any more, empty if it needs no message; None: it may hold."""
+        """Return why the lock is no longer valid, empty if that needs no message; None if it may be valid."""
         if self._path.is_symlink():
             return "it is a link, and locks are files"
         try:
@@ -182,7 +182,7 @@ class FolderLock:
         try:
             probe.touch(exist_ok=False)
             now = probe.stat().st_mtime
-            with self._path.open() as file:  # opened, not only looked at: network file systems ask anew then
+            with self._path.open() as file:  # open, not only stat: network file systems then ask the server
                 return now - os.fstat(file.fileno()).st_mtime
         except OSError:
             return None
@@ -195,11 +195,11 @@ class FolderLock:
             if not self._is_mine():
                 self._lost = True
                 return
-            with contextlib.suppress(OSError):  # a full disk or a network that is away: the next beat tries
+            with contextlib.suppress(OSError):  # on a full disk or a lost network, the next beat tries again
                 os.utime(self._path, follow_symlinks=False)
 
     def _is_mine(self) -> bool:
-        """Return whether the lock file is this holder's. One that cannot be read is assumed to be."""
+        """Return whether this holder owns the lock file. An unreadable file is assumed to be owned."""
         try:
             content = _content(self._path)
         except OSError:
@@ -215,9 +215,9 @@ class FolderLock:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return the content of the lock; None if there is none. Raise `OSError`."""
+    """Return the content of the lock; None if there is no file. Raise `OSError`."""
     try:
-        # Without waiting: what lies there may be a pipe.
+        # Do not block if the path is a pipe.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             return file.read(_MOST_BYTES)
     except FileNotFoundError:
@@ -225,7 +225,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _text(path: Path) -> bytes | None:
-    """Return the content of the lock, empty where it cannot be read; None if there is none."""
+    """Return the content of the lock, empty if it cannot be read; None if there is no file."""
     try:
         return _content(path)
     except OSError:
@@ -233,7 +233,7 @@ def _text(path: Path) -> bytes | None:
 
 
 def _lock_now(handle: int) -> bool:
-    """Lock without waiting; return False if another has it, True if this process has it or no process can."""
+    """Lock without waiting. Return False if another process has the lock, True also if locking fails."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -245,9 +245,9 @@ def _lock_now(handle: int) -> bool:
 
 @dataclass(frozen=True)
 class Owner:
-    """A lock's holder. `place` and `began` tell its process from others of the same number: the machine's
-    start and the namespace of its process numbers (containers share host names and folders), and when the
-    process began; None where no system tells."""
+    """A lock's holder. `place` and `began` distinguish it from other processes with the same id. `place`:
+    boot id and pid namespace (containers share host names and folders); `began`: the start time of the
+    process. Both are None if the system does not report them."""
 
     pid: int
     host: str
@@ -258,14 +258,14 @@ class Owner:
 
     @property
     def is_gone(self) -> bool:
-        """Return whether its process, one of this machine, is known to have ended."""
+        """Return whether the owner, a process of this machine, is known to have ended."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return True
         except (PermissionError, OverflowError):
             pass
-        # The number may have gone to another process since.
+        # Another process may have the same id by now.
         return self.began is not None and _process_start(self.pid) not in (None, self.began)
 
     @property
@@ -283,7 +283,7 @@ def this_process(token: str, beat_s: float) -> "Owner":
 
 
 def read_owner(content: bytes) -> "Owner | None":
-    """Return the holder that a lock names; None where it names none."""
+    """Return the holder that the lock's content names; None if it names none."""
     try:
         owner = converted(parse_json(content, "lock"), Owner)
     except (UnreadableError, msgspec.ValidationError):
@@ -300,7 +300,7 @@ def _place() -> str | None:
 
 
 def _process_start(pid: int) -> str | None:
-    """Return when a process of this machine began, in ticks since the machine started; None if unknown."""
+    """Return the start time of a process of this machine, in ticks since boot; None if unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

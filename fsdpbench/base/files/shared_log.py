@@ -1,7 +1,7 @@
-"""Records that processes of one sweep leave for later ones, in memory that has no name on a disk.
+"""A log in anonymous shared memory, through which processes of one sweep pass records to later ones.
 
-The process that makes it passes on `path`; it and its memory are gone with that process. No result depends
-on it: where it cannot be read or written, it is empty.
+The process that creates the log passes on its `path`; the memory is freed when that process ends. Results do
+not depend on the log: if it cannot be read or written, it counts as empty.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ import struct
 
 _LENGTH = struct.Struct("<Q")
 MOST_BYTES = 64 << 20
-"""The size from which no record is added."""
+"""The size in bytes above which no record is added."""
 
 
 class SharedLog:
-    """A log, made here; use as a context."""
+    """A context manager that creates a log."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
@@ -25,7 +25,7 @@ class SharedLog:
         try:
             self._descriptor = os.memfd_create("fsdpbench-shared")
             self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        except (AttributeError, OSError):  # not Linux, or none is to be had
+        except (AttributeError, OSError):  # not Linux, or out of memory or descriptors
             self.path = None
         return self
 
@@ -36,7 +36,7 @@ class SharedLog:
 
 
 def records(path: str) -> list[bytes]:
-    """Return all records so far, in order."""
+    """Return all records in the log, in order."""
     try:
         with open(path, "rb") as file:
             fcntl.lockf(file, fcntl.LOCK_SH)
@@ -55,7 +55,7 @@ def records(path: str) -> list[bytes]:
 
 
 def add_record(path: str, record: bytes) -> None:
-    """Add a record for processes that read from now on."""
+    """Append a record, for processes that read the log later."""
     with contextlib.suppress(OSError), open(path, "r+b") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         if file.seek(0, os.SEEK_END) + len(record) <= MOST_BYTES:

@@ -1,13 +1,13 @@
-"""The table of settings: a row and its texts say everything that is known of one. Needs no torch.
+"""The table of settings: a row and its texts define everything about a setting. Does not need torch.
 
     table.py        the rows, which are the fields of `Settings`; lookups
-    settings.toml   what people should know of each, what its values trade, the presets that sweep it
-    setting.py      what a row and a trade are
-    values.py       how a text becomes a value
-    code.py         how a value is written as code
+    settings.toml   each setting's explanation, the trade-offs of its values, the presets that sweep it
+    setting.py      the classes of a row and a trade
+    values.py       parsers of values
+    code.py         settings written as Python code
 
-It is below `reports`, which may not import the bench: verdicts suggest settings, and how torch's FSDPs write
-them, from the same rows that `explain` tries and the command line takes.
+It is below `reports`, which may not import the bench: verdicts suggest settings, and the code for torch's
+FSDPs, from the same rows that `explain` and the command line use.
 """
 
 from fsdpbench.base.settings.setting import Effect, Setting, Trade, plain_text

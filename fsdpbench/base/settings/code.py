@@ -1,4 +1,4 @@
-"""How settings are written as arguments of the call that wraps a model, by system: the rows' `code`."""
+"""Settings written as arguments of the call that wraps a model, by system: the `code` of the rows."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ _TIMES = {"pre": "BackwardPrefetch.BACKWARD_PRE", "post": "BackwardPrefetch.BACK
 
 
 def argument(setting: str, name: str | None = None) -> Write:
-    """Write `name=VALUE` (default: the setting's own name); nothing for a system that lacks it. The words
-    `none` and `off` are Python's `None` and `False`."""
+    """Return a function that writes `name=VALUE` (default: the setting's name), or nothing if the system
+    lacks the setting. The words `none` and `off` become Python's `None` and `False`."""
 
     def write(settings: Any) -> str | None:
         value = getattr(settings, setting)
-        if is_mixed(value):  # no argument, but a call for each unit
+        if is_mixed(value):  # set by a separate call for each unit
             return None
         plain = {"none": None, "off": False}.get(value, value) if isinstance(value, str) else value
         return None if value is None else f"{name or setting}={plain!r}"
@@ -64,5 +64,5 @@ def mixed_precision(settings: Any) -> str:
 
 
 def offload(policy: str) -> Write:
-    """Write this policy where shards are offloaded."""
+    """Return a function that writes this policy if shards are offloaded."""
     return lambda settings: policy if settings.cpu_offload else None

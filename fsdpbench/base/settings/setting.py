@@ -1,4 +1,4 @@
-"""A row of the table of settings, and one of its trades."""
+"""A row of the table of settings, and the trade-offs of its values."""
 
 import dataclasses
 import re
@@ -14,11 +14,11 @@ from fsdpbench.base.settings.values import Choice, Value
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 Write = Callable[[Any], str | None]
-"""From `Settings` to an argument of the call that wraps, as source; None: the call leaves it out."""
+"""Converts `Settings` to the source of one argument of the wrapping call; None: omit the argument."""
 
 
 class Effect(IntEnum):
-    """How a figure changes."""
+    """The direction in which a figure changes."""
 
     LESS = -1
     SAME = 0
@@ -27,14 +27,14 @@ class Effect(IntEnum):
 
 @dataclass(frozen=True)
 class Trade:
-    """A step to `value` from a neighbour, and what it trades.
+    """A change of a setting to `value` from another value, and its trade-offs.
 
-    of: the values that it is a step from (`*`: any rest of a text), or but: all but these; both empty where
-    it depends on more than this setting. also: what changes with it. risk: what it does to the training;
-    empty: nothing. fsdp2, fsdp1: how a script writes it with `fully_shard` and `FullyShardedDataParallel`;
-    alike where only one is given. variation: its name among those of a script (`script/variations`);
-    needs: what it changes in a script. against: causes of lost time that it helps against
-    (`reports/analysis/verdict.py`); `shown`: what a verdict suggests, where no value is right for all.
+    of: the values to change from (`*` matches any text), or but: all values except these; both are empty if
+    it depends on other settings too. also: settings that change with it. risk: its effect on the training;
+    empty: none. fsdp2, fsdp1: how a script writes it with `fully_shard` and `FullyShardedDataParallel`; the
+    same for both if only one is given. variation: its name as a variation of a script (`script/variations`);
+    needs: what it changes in a script. against: causes of lost time that it reduces
+    (`reports/analysis/verdict.py`); `shown`: the suggestion of a verdict, if no single value suits everyone.
     """
 
     value: Value
@@ -53,7 +53,7 @@ class Trade:
     shown: str = ""
 
     def leaves(self, value: Value) -> bool:
-        """Return whether it is a step from `value`."""
+        """Return whether the trade applies to a setting that is now `value`."""
         if self.but:
             return value is not None and value not in self.but
         return any(
@@ -64,28 +64,28 @@ class Trade:
 
     @property
     def written(self) -> str:
-        """Return its value as people type it, or a direction."""
+        """Return the value as users type it, or the direction that a verdict suggests."""
         return self.shown or plain_text(self.value)
 
     @property
     def words(self) -> str:
-        """Return what it does and what it risks."""
+        """Return the meaning and the risk."""
         return f"{self.meaning}; {self.risk}" if self.risk else self.meaning
 
     @property
     def script(self) -> str | None:
-        """Return the line to write in a script that uses torch's FSDPs; None where torch has none."""
+        """Return the line to write in a script that uses torch's FSDPs; None if they lack the setting."""
         both = self.fsdp2 and self.fsdp1
         return f"{self.fsdp2} (FSDP1: {self.fsdp1})" if both else self.fsdp2 or self.fsdp1 or None
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: its name, default, how a text becomes its value, and what people should know of it.
+    """One setting: name, default, parser and explanation.
 
-    example: values to show in help. in_script: the training script does it, not the call
-    that wraps. never_null: a system without it has its default, not null.
-    sweep: its values by preset, `NAME/DEVICE` before `NAME`. code: by system, how its call writes it.
+    example: values to show in help. in_script: set by the training script, not by the call that wraps.
+    never_null: a system without this setting records its default instead of null.
+    sweep: values by preset; `NAME/DEVICE` takes precedence over `NAME`. code: writes the argument, by system.
     """
 
     default: Value
@@ -104,18 +104,18 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Return its option on the command line."""
+        """Return the setting's command-line option."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def words(self) -> list[str]:
-        """Return the words that it takes, as the shell proposes them."""
+        """Return the words that shell completion proposes."""
         parts = [part.strip() for part in re.split(r",| or ", self.values)]
         return [part for part in parts if _WORD.fullmatch(part) and not part.endswith("-K")]
 
     @property
     def usual(self) -> str:
-        """Return its default as people type it."""
+        """Return the default as users type it."""
         if self.default is None:
             return next(word for word in self.words if self.read(word) is None)
         return plain_text(self.default)
@@ -130,7 +130,7 @@ class Setting:
         return f"{self.meaning.rstrip('.')}{takes}. Default: {self.default_words or self.usual}."
 
     def read(self, text: object) -> Value:
-        """Return the value for `text` as typed (or already typed, from TOML or JSON). Raises `UsageError`."""
+        """Return the value of `text` (typed text, or a value from TOML or JSON). Raises `UsageError`."""
         plain = plain_text(text)
         try:
             return self.parse(plain)
@@ -140,7 +140,7 @@ class Setting:
 
 
 def plain_text(value: object) -> str:
-    """Return a typed value as people type it."""
+    """Return a value as users type it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -149,14 +149,14 @@ def plain_text(value: object) -> str:
 
 
 def row(default: Value, parse: Callable[[str], Value], code: Mapping[str, Write] | None = None) -> Any:
-    """Declare a field of `Settings`: its default, and what `settings.toml` does not say of its `Setting`."""
+    """Declare a field of `Settings`: the parts of its `Setting` that are not in `settings.toml`."""
     setting = Setting(default, parse, code=code or {})
     return dataclasses.field(default=default, metadata={"row": setting})
 
 
 def described(settings: Mapping[str, Setting], tables: JsonObject) -> dict[str, Setting]:
-    """Return `settings` by name, with what `tables` (`settings.toml`) say of each. Raises `KeyError` for a
-    setting without a table, `TypeError` for an unknown key."""
+    """Return `settings` by name, completed from `tables` (`settings.toml`). Raises `KeyError` for a setting
+    without a table, `TypeError` for an unknown key."""
 
     def read(name: str, value: Value) -> Value:
         return value if isinstance(value, str) and "*" in value else settings[name].parse(plain_text(value))

@@ -1,9 +1,9 @@
-"""The settings of a configuration: a row each, with its default, its parser and how it is written as code.
+"""The settings of a configuration, one row each: default, parser and code.
 
 A row's name is the flag (`--backward-prefetch`), the key in TOML, JSON and `--set key=value`, and the column
-of the store. Its table in `settings.toml` says what it means, why its default is that, what its values trade
-and which presets sweep it. Flags, `list settings`, spaces, `explain`, `--advise`, verdicts and code to paste
-all read both.
+of the store. Its table in `settings.toml` explains the setting, its default and the trade-offs of its values,
+and lists the presets that sweep it. Flags, `list settings`, spaces, `explain`, `--advise`, verdicts and code
+to paste are all derived from these two.
 """
 
 import dataclasses
@@ -106,9 +106,9 @@ class Settings:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Settings":
-        """Read settings as `to_dict` wrote them; `None` stays `None` (a setting that the system lacks).
+        """Read settings that `to_dict` wrote; `None` stays `None` (a setting that the system lacks).
 
-        What a record is too old to have ran with its default. Raises `UsageError`.
+        A setting that is newer than the record gets its default. Raises `UsageError`.
         """
         missing = _FIRST - record.keys()
         if missing:
@@ -117,11 +117,11 @@ class Settings:
 
     def to_dict(self) -> dict[str, Value]:
         """Return all values by name."""
-        return {name: getattr(self, name) for name in SETTINGS}  # `asdict` copies what needs no copy
+        return {name: getattr(self, name) for name in SETTINGS}  # `asdict` would copy each value
 
     @property
     def recomputed(self) -> str:
-        """Return what backward recomputes, as workloads take it: `full`, `full:8` (blocks), `none+head`."""
+        """Return what backward recomputes, as workloads expect it: `full`, `full:8` (blocks), `none+head`."""
         first = "" if self.checkpoint_first is None else f":{self.checkpoint_first}"
         return f"{self.activation_checkpointing}{first}{'+head' if self.loss == 'chunked' else ''}"
 
@@ -133,7 +133,7 @@ class Settings:
 _TABLES = table_beside(__file__, "settings.toml")
 SETTINGS = described({field.name: field.metadata["row"] for field in dataclasses.fields(Settings)}, _TABLES)
 _FIRST = frozenset(_TABLES["oldest"])
-"""The settings of the first release: every record has them."""
+"""The settings of the first release, which every record has."""
 
 
 def setting_named(name: str) -> Setting:
@@ -152,12 +152,12 @@ def all_trades() -> Iterator[tuple[Setting, Trade]]:
 
 
 def varied(variation: str) -> Trade:
-    """Return the trade that a variation of a script makes. Raises `KeyError`."""
+    """Return the trade that corresponds to a variation of a script. Raises `KeyError`."""
     return {trade.variation: trade for _, trade in all_trades()}[variation]
 
 
 def read_list(name: str, given: object) -> list[Value]:
-    """Read one setting's values from a comma-separated text or a TOML value or list, without repeats."""
+    """Parse the values of a setting from comma-separated text, a TOML value or a list; drop repeats."""
     setting = setting_named(name)
     items = given if isinstance(given, list) else str(given).split(",") if isinstance(given, str) else [given]
     values = (setting.read(item) for item in items)
@@ -165,5 +165,5 @@ def read_list(name: str, given: object) -> list[Value]:
 
 
 def show_value(value: Value | float) -> str:
-    """Return a setting's value as people type it."""
+    """Return a setting's value as users type it, `-` for None."""
     return plain_text(value) if value is not None else "-"

@@ -1,4 +1,4 @@
-"""How a text becomes the value of a setting. Each raises `ValueError` for text that is not one."""
+"""Parsers of the values of settings. Each raises `ValueError` for invalid text."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,13 +8,13 @@ from fsdpbench.base.numbers import LARGEST_INTEGER, finite_number, whole_number
 
 Value = int | float | str | bool | None
 MOST_OF_A_SIZE = 2**31 - 1
-"""Samples, tokens, units and ranks are sizes of tensors and of lists; a seed may be larger."""
+"""The maximum of samples, tokens, units and ranks (sizes of tensors and lists); seeds may exceed it."""
 MOST_OF_A_LIST = 4096
-"""The most blocks or units that a value for each may name."""
+"""The most blocks or units in a value that lists them (`full:20+none:12`)."""
 
 
 def whole(minimum: int, most: int = MOST_OF_A_SIZE) -> Callable[[str], Value]:
-    """Return a whole number within these bounds."""
+    """Return a parser of whole numbers within these bounds."""
 
     def parse(text: str) -> Value:
         return whole_number(text, minimum, most)
@@ -23,7 +23,7 @@ def whole(minimum: int, most: int = MOST_OF_A_SIZE) -> Callable[[str], Value]:
 
 
 def positive(text: str) -> Value:
-    """Return a finite number above 0."""
+    """Parse a finite number above 0."""
     number = finite_number(text)
     if number <= 0:
         raise ValueError("a number above 0")
@@ -32,7 +32,7 @@ def positive(text: str) -> Value:
 
 @dataclass(frozen=True)
 class Choice:
-    """A parser of a few words, in any case: those that people are shown, and what each is read as."""
+    """A parser of a few words, in any case: `words` are shown to users, `values` maps lower-case words."""
 
     words: tuple[str, ...]
     values: Mapping[str, Value]
@@ -44,7 +44,7 @@ class Choice:
 
 
 def one_of(*choices: str) -> Choice:
-    """Return a parser of one of the words."""
+    """Return a parser that accepts only these words."""
     return Choice(choices, {choice.lower(): choice for choice in choices})
 
 
@@ -56,7 +56,7 @@ flag = Choice(
 
 
 def words_or(first: Mapping[str, Value], otherwise: Callable[[str], Value]) -> Callable[[str], Value]:
-    """Return a few words with a fixed value each, else what `otherwise` makes of the text."""
+    """Return a parser of a few words with fixed values, which passes other text to `otherwise`."""
 
     def parse(text: str) -> Value:
         if text.lower() in first:
@@ -67,7 +67,7 @@ def words_or(first: Mapping[str, Value], otherwise: Callable[[str], Value]) -> C
 
 
 def none_or(word: str, otherwise: Callable[[str], Value]) -> Callable[[str], Value]:
-    """Return a parser that reads `word` and `none` as None, and other texts by `otherwise`."""
+    """Return a parser that reads `word` and `none` as None, and passes other text to `otherwise`."""
     return words_or({word: None, "none": None}, otherwise)
 
 
@@ -89,24 +89,24 @@ def for_each(one: Callable[[str], Value]) -> Callable[[str], Value]:
 
 
 def joined(each: Sequence[Value]) -> str:
-    """Write one value for each block or unit as `for_each` reads it: `full:20+none:12`."""
+    """Write one value for each block or unit in the form of `for_each`: `full:20+none:12`."""
     words = [str(value).lower() for value in each]
     return "+".join(f"{word}:{len(list(same))}" for word, same in itertools.groupby(words))
 
 
 def is_mixed(value: object) -> bool:
-    """Return whether a setting's value differs from block to block, or from unit to unit."""
+    """Return whether a setting's value differs between blocks or units."""
     return isinstance(value, str) and ":" in value
 
 
 def spread(mixed: str) -> list[str]:
-    """Return what each block or unit has under a mixed value, in forward's order."""
+    """Return the value of each block or unit in a mixed value, in forward order."""
     parts = (part.rpartition(":") for part in mixed.split("+"))
     return [value for value, _, count in parts for _ in range(int(count))]
 
 
 def every_k(text: str) -> Value:
-    """`every-K`, without leading zeros."""
+    """Parse `every-K`, and drop leading zeros."""
     prefix, _, count = text.partition("-")
     if prefix != "every":
         raise ValueError("")
@@ -114,8 +114,8 @@ def every_k(text: str) -> Value:
 
 
 def unit_sizes(wrap: str, lists: Sequence[int]) -> list[int]:
-    """Return the blocks of each unit, of a model with `lists` of so many; none where `wrap` does not say
-    them, or they do not make up the lists."""
+    """Return the number of blocks of each unit; `lists` are the lengths of the model's lists of blocks. Empty
+    if `wrap` does not determine them, or if they do not fit the lists."""
     if wrap == "block" or not wrap.startswith("every-"):
         return [1] * sum(lists) if wrap == "block" else []
     if not is_mixed(wrap):
@@ -127,7 +127,7 @@ def unit_sizes(wrap: str, lists: Sequence[int]) -> list[int]:
 
 
 def checkpointing(text: str) -> Value:
-    """`none`, `full`, `op`, `every-K`, `op-every-K`, or one for each block: `full:20+none:12`."""
+    """Parse `none`, `full`, `op`, `every-K`, `op-every-K`, or a value per block: `full:20+none:12`."""
     return every_k(text) if text.startswith("every-") else for_each(_recomputed)(text)
 
 
@@ -140,7 +140,7 @@ def _recomputed(text: str) -> Value:
 
 
 def wrap(text: str) -> Value:
-    """Read what becomes an FSDP unit: a word, `every-K`, also by unit, `size:N`, or names joined by `+`."""
+    """Parse what to wrap as units: a word, `every-K`, `every-K:N+...`, `size:N`, or names joined by `+`."""
     if text in ("block", "root"):
         return text
     if text.startswith("every-"):
@@ -153,14 +153,14 @@ def wrap(text: str) -> Value:
 
 
 def joined_names(text: str) -> Value:
-    """Return names joined by `+`."""
+    """Parse names joined by `+`."""
     if not all(part.isidentifier() for part in text.split("+")):
         raise ValueError("")
     return text
 
 
 def parameters(text: str) -> int:
-    """`1e8` and `100000000`."""
+    """Parse a number of parameters such as `1e8` or `100000000`."""
     number = finite_number(text)
     if not 1 <= number <= LARGEST_INTEGER:
         raise ValueError("a number of parameters from 1 to 2^63-1")

@@ -1,8 +1,8 @@
-"""The protocol: commands as tools, skills as prompts. An answer is the command's JSON, bounded.
+"""The MCP server: commands as tools, skills as prompts. An answer is the command's JSON, shortened if large.
 
-A command runs in a process and a session of its own. Whatever it does, the caller lives: a crash, `os._exit`,
-memory running out are exit codes. When the caller is cancelled, the command is asked to end, and then all
-processes of its session are killed.
+Each command runs in its own process and session, so a crash, `os._exit` or running out of memory ends only
+the command and becomes an exit code. If a call is cancelled, the command is asked to end, then all processes
+of its session are killed.
 """
 
 import inspect
@@ -35,7 +35,7 @@ from fsdpbench.base.writing import write_whole
 from fsdpbench.cli.agents.tools import ANSWERS, TOOLS, Tool
 
 MOST_BYTES = 48 << 10
-"""JSON of an answer. What is larger is in a file, and the answer has the beginnings of its lists."""
+"""Maximum JSON of an answer. A larger answer is written to a file and sent with shortened lists."""
 _FEWEST_ITEMS, _AT_ONCE, _NOTES, _MOST_LINES = 4, 2, 8, 100
 _MEANINGS = ["ok", "finding or regression", "wrong request", "cannot judge", "a failure", "fsdpbench failed"]
 Page = types.PaginatedRequestParams | None
@@ -45,13 +45,13 @@ OnLine = Callable[[str], Awaitable[None]]
 
 _LONGEST_LINE = 64 << 10
 _DRAIN_S, _BEAT_S = 2.0, 5.0
-_running: set[int] = set()  # leaders of the sessions of commands that have not ended
+_running: set[int] = set()  # session leaders of commands that have not ended
 
 
 async def run_command(words: list[str], folder: str, on_line: OnLine) -> tuple[int, bytes]:
-    """Run `fsdpbench WORDS` in `folder`, and await `on_line` with each line of its standard error, or with
-    nothing while there is none. Return its exit code, negative for a signal, and its standard output. Raises
-    `BenchError` if it cannot be started."""
+    """Run `fsdpbench WORDS` in `folder`. Await `on_line` with each line of standard error, and with an empty
+    string every few seconds. Return exit code, negative for a signal, and standard output. Raises
+    `BenchError` if the command cannot be started."""
     out = bytearray()
 
     async def beat() -> None:
@@ -59,7 +59,7 @@ async def run_command(words: list[str], folder: str, on_line: OnLine) -> tuple[i
             await anyio.sleep(_BEAT_S)
             await on_line("")
 
-    # -P: what lies in the folder replaces no module. The parent's number: it ends with this process.
+    # -P: no file in the folder can replace a module. PARENT: the command ends with this process.
     command = [sys.executable, "-P", "-m", "fsdpbench", *words]
     environment = {**os.environ, PARENT: str(os.getpid())}
     try:
@@ -79,7 +79,7 @@ async def run_command(words: list[str], folder: str, on_line: OnLine) -> tuple[i
                 reading.start_soon(_each_line, process.stderr, on_line)
                 code = await process.wait()
                 kill_session(process.pid)
-                # A program that left the session may hold the pipes for ever.
+                # A program that left the session may keep the pipes open forever.
                 reading.cancel_scope.deadline = anyio.current_time() + _DRAIN_S
             beating.cancel_scope.cancel()
     finally:
@@ -90,7 +90,7 @@ async def run_command(words: list[str], folder: str, on_line: OnLine) -> tuple[i
 
 
 async def _collect(stream: ByteReceiveStream, out: bytearray) -> None:
-    """Read to the end; what is beyond the largest JSON is left out, so that it cannot be parsed."""
+    """Read `stream` to its end; drop bytes beyond the largest JSON, so that it cannot be parsed."""
     async for chunk in stream:
         if len(out) <= LARGEST_JSON:
             out += chunk
@@ -105,7 +105,7 @@ async def _each_line(stream: ByteReceiveStream, on_line: OnLine) -> None:
 
 
 async def _end(process: Process) -> None:
-    """Ask the command to end, then kill what is left of its session, and close its pipes."""
+    """Ask the command to end, then kill the rest of its session and close its pipes."""
     if process.returncode is None:
         process.terminate()
         with anyio.move_on_after(PATIENCE_S + 1):
@@ -115,7 +115,7 @@ async def _end(process: Process) -> None:
 
 
 def end_all(number: int, frame: object) -> None:
-    """End all commands, then this process, by signal `number`: a handler of it."""
+    """Handle signal `number`: end all commands, then this process."""
     for leader in _running:
         kill_session(leader)
     signal.signal(number, signal.SIG_DFL)
@@ -123,17 +123,17 @@ def end_all(number: int, frame: object) -> None:
 
 
 def kill_session(leader: int) -> None:
-    """Kill all processes of the session that process `leader` began, also where it has ended."""
+    """Kill all processes of the session that `leader` started, even if the leader has ended."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
-            # number (name) state parent group session; a name may hold parentheses
+            # fields: pid (name) state parent group session; a name may contain parentheses
             if whole_number(stat.read_text().rpartition(")")[2].split()[3]) == leader:
                 os.kill(whole_number(stat.parent.name), signal.SIGKILL)
 
 
 @dataclass
 class AgentServer:
-    """The tools in one folder (resolved). limit_s: seconds that a call may take. skills: descriptions and
+    """The tools of one folder (resolved). limit_s: maximum seconds of a call. skills: descriptions and
     texts (Markdown) by name."""
 
     folder: str
@@ -156,7 +156,7 @@ class AgentServer:
         return types.ListToolsResult(tools=described)
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> Answer:
-        """Run a command and return its answer; what goes wrong is a result as well, of one line."""
+        """Run a command and return its answer; an error is returned too, as one line."""
         try:
             if params.name not in TOOLS:
                 raise BenchError(f"no tool {params.name!r}: {', '.join(TOOLS)}")
@@ -181,7 +181,7 @@ class AgentServer:
         return Prompt(description=about, messages=[message])
 
     async def _run(self, words: list[str], context: Context, lines: deque[str]) -> tuple[int, bytes]:
-        """Run a command at its turn, keep and report its `lines`. Raises `BenchError` past the time limit."""
+        """Wait for a slot, run a command, report its `lines`. Raises `BenchError` past `limit_s`."""
         began = anyio.current_time()
 
         async def report(line: str) -> None:
@@ -199,7 +199,7 @@ class AgentServer:
                 raise BenchError(f"{said}; it was at: {lines[-1]}") from None
 
     def _answer(self, words: list[str], code: int, out: bytes, lines: list[str]) -> Answer:
-        """Return the command's JSON, whatever its exit code, with its notes; without JSON its error."""
+        """Return the command's JSON with its notes, whatever its exit code; without JSON its error."""
         try:
             content = json.loads(out, parse_constant=lambda _: None)
         except ValueError:
@@ -225,7 +225,7 @@ def _failed(line: str) -> Answer:
 
 
 def _cause(name: str, code: int, lines: list[str]) -> str:
-    """Return why a command gave no answer: its own line of error, and what its exit code means."""
+    """Return why a command gave no answer: its error line, and the meaning of its exit code."""
     if code < 0:
         known = signal.Signals(-code).name
         return f"{name} was ended by {known}" + ", as when memory runs out" * (known == "SIGKILL")
@@ -238,7 +238,7 @@ def _meaning(code: int) -> str:
 
 
 def shorten(content: object) -> str:
-    """Halve the longest list in `content` until its JSON is within `MOST_BYTES`, and return what is left."""
+    """Halve the longest list in `content` until its JSON fits into `MOST_BYTES`; describe what was cut."""
     left: dict[str, int] = {}
     while len(json.dumps(content)) > MOST_BYTES and (found := list(_lists(content, ""))):
         name, items = max(found, key=lambda each: len(json.dumps(each[1])))
@@ -248,7 +248,7 @@ def shorten(content: object) -> str:
 
 
 def _lists(node: object, name: str) -> Iterator[tuple[str, list[object]]]:
-    """Yield the lists that may be cut, with their paths; inner ones only where the outer is short already."""
+    """Yield the lists that may be shortened, with their paths; a list's items only if the list is short."""
     if isinstance(node, list) and len(node) > _FEWEST_ITEMS:
         yield name, node
     elif isinstance(node, dict | list):
@@ -258,7 +258,7 @@ def _lists(node: object, name: str) -> Iterator[tuple[str, list[object]]]:
 
 
 def serve(folder: str, limit_s: float, skills: Mapping[str, tuple[str, str]], instructions: str) -> None:
-    """Serve one client on standard input and output until it goes; `instructions` say what it may ask."""
+    """Serve one client on standard input and output until it disconnects; it is sent `instructions`."""
     agents = AgentServer(folder, limit_s, skills)
     server = Server(
         "fsdpbench",
@@ -279,4 +279,4 @@ def serve(folder: str, limit_s: float, skills: Mapping[str, tuple[str, str]], in
     try:
         anyio.run(run)
     except* (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-        pass  # the client went while something was written to it
+        pass  # the client disconnected during a write

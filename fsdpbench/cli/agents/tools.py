@@ -1,7 +1,7 @@
-"""A command as a tool: its options as a JSON schema, and the arguments of a call as its words.
+"""A command as a tool: its options as a JSON schema, and a call's arguments as command-line words.
 
 Each text of a call, and each part of it (`name=PATH`, `@PATH`, lists), is resolved as a path, and refused if
-it leads out of the server's folder. A script's own arguments may name any file.
+it is outside of the server's folder. A script's own arguments may name any file.
 """
 
 import os
@@ -25,17 +25,17 @@ from fsdpbench.base.settings.values import Choice, flag
 from fsdpbench.cli.group import command_named
 
 vars(sys)["modules"].setdefault("rfc3987_syntax", None)
-import jsonschema  # noqa: E402  (builds a grammar of IRIs, for a second, where it finds that package)
+import jsonschema  # noqa: E402  (if it finds that package, it builds an IRI grammar, which takes a second)
 
 JsonSchema = dict[str, object]
 
 TOOLS = {name: name for name in ("plan", "run", "explain", "analyze", "prove", "compare", "expect")}
 TOOLS |= {"run": "result", "analyze": "analysis", "compare": "comparison"}
-"""The commands that are tools, and the schemas of their answers."""
+"""The commands that are tools, and the JSON schemas of their answers."""
 _OUTPUT = ("as_json", "form", "assignments")
-"""Parameters of the terminal, and `--set`: every setting has an argument of its name."""
+"""Parameters for terminals, and `--set`, because every setting has its own argument."""
 _OF_SCRIPT = ("script_arguments", "resume_with")
-_RUNS, ANSWERS = "runs", "runs/answers"  # the second for answers that are too large to send
+_RUNS, ANSWERS = "runs", "runs/answers"  # `ANSWERS`: files of answers that are too large to send
 _ARGUMENTS = {"script_arguments": "The script's own arguments; of explain without a script its FILE."}
 _SCALARS = ("string", "number", "boolean")
 _ANY: JsonSchema = {"type": [*_SCALARS]}
@@ -51,7 +51,7 @@ class _Run(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Tool:
-    """The command `name`; `folder` (resolved) is where it runs, and the only place where it may use files."""
+    """The command `name`. It runs in `folder` (resolved), and may use files only there."""
 
     name: str
     folder: str
@@ -65,7 +65,7 @@ class Tool:
 
     @cached_property
     def parameters(self) -> Mapping[str, click.Parameter]:
-        """Return the command's parameters by the names that arguments have: those of the options."""
+        """Return the command's parameters by argument name: the option's name with underscores."""
         return {
             max(each.opts, key=len).lstrip("-").replace("-", "_"): each
             for each in self.command.params
@@ -84,15 +84,15 @@ class Tool:
 
     @property
     def output_schema(self) -> JsonSchema:
-        """Return the published schema of the command's JSON."""
+        """Return the published JSON schema of the command's answer."""
         text = Path(__file__).with_name("schemas").joinpath(f"{TOOLS[self.name]}.schema.json").read_bytes()
         return msgspec.json.decode(text, type=JsonSchema)
 
     def words(self, arguments: Mapping[str, object]) -> list[str]:
-        """Return the words of the command line that `arguments` ask for, all paths checked.
+        """Return the command line for `arguments`, after checking all paths.
 
         Raises:
-            UsageError: an argument is unknown, of another type, or leads out of the folder.
+            UsageError: an argument is unknown, has the wrong type, or names a path outside of the folder.
         """
         for name in arguments.keys() - self.parameters.keys():
             raise unknown("argument", one_line(name, 100), self.parameters, f"fsdpbench {self.name} --help")
@@ -117,7 +117,7 @@ class Tool:
 
 
 def _schema_of(parameter: click.Parameter) -> JsonSchema:
-    """Return the schema of one argument. Where the command takes a list with commas, an array does too."""
+    """Return the schema of one argument. An option with a comma-separated list also takes an array."""
     setting = SETTINGS.get(parameter.name or "")
     if setting is not None:
         one = _of_setting(setting)
@@ -130,7 +130,7 @@ def _schema_of(parameter: click.Parameter) -> JsonSchema:
         return {"type": "array", "items": one, **about}
     if one == _ANY:
         return {"type": [*_SCALARS, "array"], "items": one, **about}
-    if parameter.metavar == "V,V":  # as `setting_options` shows a list
+    if parameter.metavar == "V,V":  # how `setting_options` marks a list
         return {"anyOf": [one, {"type": "array", "items": one}], **about}
     return {**one, **about}
 
@@ -154,8 +154,8 @@ def _of_setting(setting: Setting) -> JsonSchema:
 
 
 def _texts(parameter: click.Parameter, value: object) -> list[str]:
-    """Return an argument as one text, or one for each item where the command takes several. Raises
-    `UsageError` for what no command line can hold."""
+    """Return an argument as one text, or as one per item if the command takes several. Raises `UsageError`
+    for text that a command line cannot hold."""
     items = [plain_text(item) for item in value] if isinstance(value, list) else [plain_text(value)]
     for text in items:
         if len(text) > _LONGEST or _NEVER.search(text):
@@ -164,8 +164,8 @@ def _texts(parameter: click.Parameter, value: object) -> list[str]:
 
 
 def check_inside(folder: str, name: str, text: str) -> None:
-    """Raise `UsageError` if `text`, the argument `name`, or a part of it, is a path that leads out of
-    `folder` (resolved); a link in a folder that it names, or a path in a TOML file, counts as well."""
+    """Raise `UsageError` if `text`, the argument `name`, or a part of it is a path outside of `folder`
+    (resolved). Links inside a folder that it names, and paths inside a TOML file, are checked too."""
     for part in dict.fromkeys((text, *_SEPARATORS.split(text))):
         _check_path(folder, name, part)
     place = Path(folder, text)
@@ -174,7 +174,7 @@ def check_inside(folder: str, name: str, text: str) -> None:
         for path in (file,) if os.path.islink(file) else _scripts_of(Path(file)):
             _check_path(folder, f"{name}: {os.path.relpath(file, folder)}", path)
     if place.suffix == ".toml" and place.is_file():
-        with suppress(UnreadableError):  # the command says why
+        with suppress(UnreadableError):  # the command reports it
             for value in _strings(read_toml(place)):
                 _check_path(folder, f"{name} {text}", value)
 
@@ -195,7 +195,7 @@ def _check_path(folder: str, name: str, path: str) -> None:
 
 
 def _scripts_of(file: Path) -> Iterator[str]:
-    """Yield the paths of script and test in the JSON of a run, which `explain` would execute."""
+    """Yield the paths of script and test in the JSON of a run, because `explain` would execute them."""
     with suppress(UnreadableError, msgspec.ValidationError):
         run = converted(read_json(file), _Run)
         for script in (each.script for each in (run, run.config) if each and each.script):
@@ -203,8 +203,8 @@ def _scripts_of(file: Path) -> Iterator[str]:
 
 
 def _found_below(folder: Path, name: str) -> Iterator[str]:
-    """Yield the links below `folder`, which are not followed, and the configurations of runs. Raises
-    `UsageError` if it holds too much."""
+    """Yield the links below `folder`, without following them, and the JSON files of runs. Raises `UsageError`
+    if `folder` has more than `_MOST_NAMES` entries."""
     seen = 0
     for place, folders, files in os.walk(folder):
         folders[:] = [each for each in folders if not each.startswith(".")]

@@ -1,1 +1,1 @@
-"""The commands, one a file, each imported only when it is called."""
+"""The commands, one module each, imported only when called."""

@@ -1,4 +1,4 @@
-"""`fsdpbench analyze`: what a trace of any origin says, and what changed since another one."""
+"""`fsdpbench analyze`: the figures of a trace of any origin, and changes from another one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def command(
 
 
 def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
-    """Return the verdict on Flight Recorder dumps, or on logs with time-outs, where these are some."""
+    """Return the verdict on Flight Recorder dumps or logs with time-outs; None if `paths` has neither."""
     from fsdpbench.reports.analysis.flight_recorder import judge, judge_logs
     from fsdpbench.reports.readers.flight_recorder import find_dumps, find_logs
 
@@ -126,7 +126,7 @@ def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, object], lis
 
 
 def _second_opinion(before: Analysis | None, after: Analysis) -> tuple[dict[str, object], list[str]]:
-    """Return HTA's figures of each trace and its diff of both sides' first, as JSON and as text."""
+    """Return HTA's figures of each trace, and its diff of the first trace of each side, as JSON and text."""
     from fsdpbench.reports.readers.hta import describe_changes, describe_opinion, hta_changes, hta_opinion
 
     opinions = [hta_opinion(rank.path) for rank in after.ranks]

@@ -100,7 +100,7 @@ def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: boo
 
 
 def _extent(models: str | None, hardware: str | None, gpus: str | None, small: bool) -> "Extent":
-    """Return the models, chips and numbers of GPUs to build. Raises `UsageError` for an empty list."""
+    """Return the models, chips and GPU counts to build. Raises `UsageError` for an empty list."""
     from fsdpbench.answers.atlas.space import SMALL, WHOLE
     from fsdpbench.cli.requests.request import gpu_counts
 

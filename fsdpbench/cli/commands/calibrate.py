@@ -99,7 +99,7 @@ def command(
     with _process_group(device):
         machine = cuda_machine() if device == "cuda" else simulated_machine(hardware or "", gpus)
         base_profile = base_for(machine, base or hardware)
-        is_first = machine.rank == 0  # the others report nothing
+        is_first = machine.rank == 0  # only rank 0 reports
         report = (lambda line: tell(f"measuring {line}")) if is_first else (lambda line: None)
         found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=report)
     if machine.rank != 0:
@@ -123,7 +123,7 @@ def _check_output(output: Path) -> None:
 
 @contextmanager
 def _process_group(device: str) -> Iterator[None]:
-    """Hold an NCCL process group of the ranks that torchrun started; none for one process or a simulation."""
+    """Create an NCCL process group of torchrun's ranks; none for one process or a simulation."""
     import torch
     import torch.distributed as dist
 
@@ -156,7 +156,7 @@ def calibrate_from_nccl_tests(paths: Sequence[Path], output: Path, base: str | N
 
 
 def calibrate_from_traces(paths: Sequence[Path], output: Path, base: str | None, as_json: bool) -> None:
-    """Fit the packaged profile `base` (default: the one like the traces' GPU) to traces and write it."""
+    """Fit the packaged profile `base` (default: that of the traces' GPU) to traces, and write it."""
     from fsdpbench.lab.calibrate.from_trace import fit_trace, read_samples
     from fsdpbench.lab.calibrate.machine import packaged
 
@@ -179,8 +179,8 @@ def calibrate_from_traces(paths: Sequence[Path], output: Path, base: str | None,
 def calibrate_from_results(
     paths: Sequence[Path], output: Path, *, device: str, base: str | None, fit: str | None, as_json: bool
 ) -> None:
-    """Fit factors to the runs at `paths` (results, folders with such, tables of runs) and write the profile
-    to `output`. Raises `UsageError` where the runs do not determine them."""
+    """Fit factors to the runs at `paths` (results, folders of results, tables of runs) and write the profile
+    to `output`. Raises `UsageError` if the runs do not determine the factors."""
     from fsdpbench.lab.calibrate import from_results
     from fsdpbench.launch import fork_server
 
@@ -205,7 +205,7 @@ def calibrate_from_results(
 
 
 def _runs_of_table(path: Path) -> list[MeasuredRun]:
-    """Return the rows of a file as `validate --runs` takes it that have a measured speed or time."""
+    """Return the runs of a `validate --runs` file that have a measured speed or time."""
     from fsdpbench.lab.calibrate.from_results import MeasuredRun
     from fsdpbench.lab.validation.paper_network import config_of
     from fsdpbench.lab.validation.runs.runs_file import cases_of_file
@@ -237,7 +237,7 @@ def _factors(given: str | None, runs: Sequence[MeasuredRun]) -> list[Factor]:
 
 
 def _simulated(runs: Sequence[MeasuredRun], folder: Path, hardware: Path) -> list[Result]:
-    """Simulate all `runs` on the profile in the file `hardware`, in `folder`."""
+    """Simulate all `runs` in `folder`, on the profile in the file `hardware`."""
     from fsdpbench.engine.results.provenance import content_key
     from fsdpbench.sweep.runner import UNTRACED, simulate
     from fsdpbench.sweep.trials import Progress

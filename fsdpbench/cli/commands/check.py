@@ -1,4 +1,4 @@
-"""`fsdpbench check`, `compare` and `baseline`: the gate and the file that it compares with.
+"""`fsdpbench check`, `compare` and `baseline`: the gate, and the baseline file that it compares with.
 
 Exit code 0: no figure is worse; 1: a regression; 3: cannot judge; 4: a new configuration failed.
 """
@@ -61,8 +61,8 @@ def finish(
     export: Callable[[], None] = lambda: None,
 ) -> None:
     """Print the comparison in its `form`, if any, `export` it, and end with its exit code: 0, 1 for a
-    regression, 3 if it cannot be judged, 4 if a configuration failed that the older side does not have; of
-    several the first."""
+    regression, 3 if it cannot be judged, 4 if a configuration failed that the older side does not have. The
+    first of these that applies counts."""
     from fsdpbench.answers.check.text import as_github_benchmark, as_json, as_markdown, as_text
 
     if form == "github-benchmark":
@@ -176,7 +176,7 @@ def _write_noise(side: Side, path: Path | None) -> None:
 
 
 def swept_side(baseline: Baseline, repeat: int) -> Side:
-    """Run the sweep of `baseline` in a folder that is thrown away, without a report; return its figures."""
+    """Run the sweep of `baseline` in a temporary folder, without a report; return its figures."""
     compiles = True in (baseline.space.get("settings") or {}).get("compile", ())
     fork_server.start(baseline.space.get("device"), compiles)
     from fsdpbench.answers.check.records.sides import stored_side
@@ -200,7 +200,7 @@ def swept_side(baseline: Baseline, repeat: int) -> Side:
 
 
 def show_history(history: History, form: str, output: Path | None) -> None:
-    """Print `history` as `form` (text, json, md) and write its page to `output`. Raises `BenchError`."""
+    """Print `history` in `form` (text, json, md) and write its page to `output`. Raises `BenchError`."""
     from fsdpbench.reports.pages.history_page import step_groups, write_history_page
 
     groups = step_groups(history)
@@ -308,7 +308,7 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...], as_json: bool) 
     from fsdpbench.sweep.spaces.space_file import read_space
 
     space = Store.open(folder).read_space()
-    read_space(space, str(folder / SWEEP_FILE))  # what could not be swept again is no baseline's space
+    read_space(space, str(folder / SWEEP_FILE))  # refuse a space that could not be swept again
     space.pop("points", None)
     baseline = Baseline(space, Baseline.read(file).sets if file.exists() else {})
     _write(baseline, stored_side(folder), file, "create", leave_out)

@@ -65,7 +65,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         config, hardware = _read(source, hardware, explanation)
     asked = config_asked_for({**options, "hardware": hardware}, assignments)
     if asked is not None and asked.device == "sim":
-        hardware = asked.hardware  # with the network that was stated
+        hardware = asked.hardware  # includes the network that the user stated
     config = asked or config
     advice = None if config is None else _advice(config, hardware, options, explanation)
     if not explanation.texts:
@@ -81,7 +81,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 def _advice(
     config: Config, hardware: str | None, options: dict[str, Any], explanation: Explanation
 ) -> Advice:
-    """Simulate changes of a configuration, and explain them too. Raises `BenchError`."""
+    """Simulate changes of a configuration and add them to `explanation`. Raises `BenchError`."""
     fork_server.start("sim")
     from fsdpbench.answers.explain import advise
     from fsdpbench.answers.explain.text import as_dict, describe_advice
@@ -98,20 +98,20 @@ def _advice(
 
 @dataclass
 class Explanation:
-    """An explanation as it grows. parts: JSON by name (message, snapshot, simulation). texts: for people."""
+    """An explanation being built. parts: JSON by name (message, snapshot, simulation). texts: to print."""
 
     parts: dict[str, object] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
 
     def add(self, name: str, part: object, *texts: str) -> None:
-        """Add a part: its JSON, and its text for people."""
+        """Add a part: its JSON, and the texts to print."""
         self.parts[name] = part
         self.texts += texts
 
 
 def _read(source: str, hardware: str | None, explanation: Explanation) -> tuple[Config | None, str | None]:
-    """Explain a file. Return its configuration if it has one, and `hardware`, by default the profile like
-    the GPU in the file. Raises `UsageError`."""
+    """Explain a file. Return its configuration if it has one, and `hardware` (default: the profile of the GPU
+    in the file). Raises `UsageError`."""
     from fsdpbench.reports.analysis.out_of_memory import describe_report, describe_snapshot, read_oom_snapshot
     from fsdpbench.reports.analysis.snapshots import SUFFIXES
 
@@ -153,7 +153,7 @@ def _read_message(source: str) -> OomReport:
 
 
 def recorded(path: Path) -> Result:
-    """Return the result in a folder that ran out of memory, or in a file. Raises `UsageError`."""
+    """Return the result in a file, or of a configuration in a folder that ran out. Raises `UsageError`."""
     from fsdpbench.base.files.documents import read_json_object
     from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store
     from fsdpbench.reports.result import Result
@@ -181,8 +181,8 @@ def recorded(path: Path) -> Result:
 def _measured_config(
     path: Path, result: Result, hardware: str | None, explanation: Explanation
 ) -> tuple[Config, str | None]:
-    """Return the recorded configuration, and the GPUs to simulate it on: those that it ran on, if `hardware`
-    is None. Explain the message of real ones. Raises `UsageError`."""
+    """Return the recorded configuration and the GPUs to simulate it on: `hardware`, or those that it ran on.
+    If it ran on real GPUs, explain its message. Raises `UsageError`."""
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.engine.devices.detection import profile_like
     from fsdpbench.reports.analysis.out_of_memory import describe_report
@@ -240,7 +240,7 @@ def expect_command(assignments: tuple[str, ...], as_json: bool, **options: Any) 
         raise UsageError("--device: the configuration is simulated; --hardware says on which GPUs")
     asked = config_asked_for({**options, "device": "sim", "hardware": hardware}, assignments)
     if asked is not None:
-        hardware = asked.hardware  # with the network that was stated
+        hardware = asked.hardware  # includes the network that the user stated
     config = asked or config
     if config is None:
         raise UsageError("of which configuration? Name it with --model, --hf-config or --script")
@@ -250,8 +250,8 @@ def expect_command(assignments: tuple[str, ...], as_json: bool, **options: Any) 
 
 
 def _from_run(path: Path, hardware: str | None) -> tuple[Measured, Config | None, str | None]:
-    """Return the speed of a run, its configuration where the run holds it, and `hardware`, by default the
-    profile like its GPU. Raises `UsageError`."""
+    """Return the speed of a run, its configuration if the run has one, and `hardware` (default: the profile
+    of its GPU). Raises `UsageError`."""
     from fsdpbench.lab.calibrate.from_results import runs_of_results
     from fsdpbench.lab.expect import Measured, SpeedUnit
 
@@ -269,7 +269,7 @@ def _from_run(path: Path, hardware: str | None) -> tuple[Measured, Config | None
 
 
 def _traced_step_s(path: Path) -> float:
-    """Return the median step of a GPU's trace in s. Raises `UsageError` if it has none, or is of no GPU."""
+    """Return a GPU trace's median step in seconds. Raises `UsageError` without steps or without a GPU."""
     import statistics
 
     from fsdpbench.reports.analysis import analyze

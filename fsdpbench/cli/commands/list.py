@@ -1,4 +1,4 @@
-"""`fsdpbench list` and `fsdpbench doctor`: what there is to choose from, and what this machine can run."""
+"""`fsdpbench list` and `fsdpbench doctor`: the available choices, and what this machine can run."""
 
 import dataclasses
 import shutil
@@ -43,7 +43,7 @@ def command(what: str, as_json: bool) -> None:
 
 
 def _for_people(rows: "list[Row]") -> "list[Row]":
-    """Leave out what has no room in a table; a default is shown as people type it."""
+    """Remove what does not fit into a table, and show defaults as users type them."""
     shown = [{key: value for key, value in row.items() if key != "trades"} for row in rows]
     return [
         row | ({"default": SETTINGS[str(row["name"])].usual} if "default" in row else {}) for row in shown
@@ -51,7 +51,7 @@ def _for_people(rows: "list[Row]") -> "list[Row]":
 
 
 def settings() -> "list[Row]":
-    """Return a row for every setting, with the reason of its default."""
+    """Return a row for every setting, including the reason for its default."""
     names = ("name", "default", "values", "meaning", "reason")
     return [
         {name: getattr(setting, name) for name in names} | {"trades": list(map(_trade, setting.trades))}
@@ -66,7 +66,7 @@ def _trade(trade: "Trade") -> dict[str, str | None]:
 
 _OF_MODELS = {"parameters": "parameters", "training_state_bytes": "state"}
 _SHAPE_WIDTH = 29
-"""Columns for a shape's first fields, so that the table has 80; `--json` has them all."""
+"""Columns for the first fields of a shape, so that the table has 80; `--json` shows all fields."""
 _NOTES = {
     "models": "state: parameters, gradients, AdamW's moments; all ranks. --json: whole shapes",
     "settings": "nodes, one value for a sweep: gpus_per_node (GPUs that one node has), nic_gb_s (network of "
@@ -78,7 +78,7 @@ def _flat(row: "Row") -> dict[str, str]:
     flat = {}
     for key, value in row.items():
         if value is None and key in _OF_MODELS:
-            flat[_OF_MODELS[key]] = "-"  # of a plugin that cannot be loaded
+            flat[_OF_MODELS[key]] = "-"  # for a plugin that cannot be loaded
         elif isinstance(value, Mapping):
             flat[key] = _first_fields([f"{name}={show_value(v)}" for name, v in value.items()])
         elif isinstance(value, list):
@@ -95,7 +95,7 @@ def _flat(row: "Row") -> dict[str, str]:
 
 
 def _first_fields(fields: list[str]) -> str:
-    """Return the first fields that have room, then an ellipsis."""
+    """Return as many fields as fit, followed by an ellipsis if some are left out."""
     shown = ""
     for index, field in enumerate(fields):
         longer = f"{shown} {field}".strip()
@@ -129,7 +129,7 @@ def doctor_command(quick: bool, as_json: bool) -> None:
 
 
 def _print(findings: "Sequence[Finding]", columns: int | None) -> None:
-    """Print a line for each finding; wrap long ones to `columns`, if given."""
+    """Print a line for each finding; wrap long lines to `columns`, if given."""
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
         head = f"{finding.what:<{width}}  {finding.verdict.value:<7}  "

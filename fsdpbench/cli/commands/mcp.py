@@ -1,4 +1,4 @@
-"""`fsdpbench mcp`: the commands as tools for agents, over standard input and output; and the skills."""
+"""`fsdpbench mcp`: serve commands as tools and skills as prompts to agents, over standard input/output."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from fsdpbench.cli.output import tell
 from fsdpbench.cli.values import MOST_SECONDS, Positive, PossiblePath
 
 _SKILLS = {path.stem: path for path in sorted(Path(agents.__file__).with_name("skills").glob("*.md"))}
-"""Of a link to docs/skills; an installed package has a folder of that name."""
+"""Files of the link to docs/skills; an installed package has a folder of that name instead."""
 
 _INSTRUCTIONS = """\
 fsdpbench answers questions on FSDP training without GPUs: training code runs on simulated GPUs. A tool is

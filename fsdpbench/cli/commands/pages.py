@@ -1,4 +1,4 @@
-"""`fsdpbench report` and `fsdpbench watch`: the page of a run folder, also while its sweep runs."""
+"""`fsdpbench report` and `fsdpbench watch`: the page of a run folder, also during its sweep."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5
 _SLURM_S = 5.0
 _GRACE_S = 3.0
-"""Time by which a released lock may precede the last result: network file systems keep no order."""
+"""Seconds to wait for the last result after the lock is released: network file systems may reorder them."""
 
 
 @click.command("watch")
@@ -61,7 +61,7 @@ def command(
     view = View() if as_json else LiveView(console) if console.is_terminal else PlainView()
     last: SweepState | None = None
     ending: BenchError | None = None
-    with interruption.unwinding():  # else a cursor that is hidden stays so
+    with interruption.unwinding():  # restores a hidden cursor
         try:
             for state in _looks(SweepFolder(folder), view, wait, timeout):
                 last = state
@@ -149,7 +149,7 @@ def _never_began(folder: Path, state: SweepState | None, wait: float) -> None:
 
 
 def _record(folder: Path, state: SweepState, ending: BenchError | None) -> dict[str, object]:
-    """Return the last state of the sweep as JSON holds it."""
+    """Return the last state of the sweep as JSON."""
     return {
         "schema": 1,
         "folder": str(folder),
@@ -177,7 +177,7 @@ def _results(state: SweepState) -> list[tuple[str, Result]]:
 
 @cache
 def _words(folder: Path) -> str:
-    """Return the configuration of a folder in words; the folder's name where no configuration can be read."""
+    """Return the configuration of a folder in words; the folder's name if no configuration can be read."""
     from fsdpbench.sweep.sweep_state import point_name
 
     try:
@@ -187,7 +187,7 @@ def _words(folder: Path) -> str:
 
 
 class View:
-    """A view of a sweep that prints nothing; `show` is called with each new state."""
+    """The interface of views, which prints nothing; `show` is called with each new state."""
 
     def waiting(self, why: str) -> None: ...
     def show(self, state: SweepState, slurm: str) -> None: ...
@@ -195,7 +195,7 @@ class View:
 
 
 class PlainView(View):
-    """A view of lines: one for each configuration that ends, one for each new state of Slurm's jobs."""
+    """Prints a line for each configuration that ends and for each new state of Slurm's jobs."""
 
     def __init__(self) -> None:
         self._shown_ns: dict[str, int] = {}
@@ -225,7 +225,7 @@ class PlainView(View):
 
 
 class LiveView(View):
-    """A view that a terminal redraws in place four times a second."""
+    """Redraws a table in the terminal four times a second."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live
@@ -247,7 +247,7 @@ class LiveView(View):
 
 
 def _table_of(state: SweepState, slurm: str, width: int) -> Group:
-    """Return headline, best so far, last results and running configurations, in `width` columns."""
+    """Return headline, best so far, last results and running configurations, `width` columns wide."""
     from rich.console import Group
     from rich.text import Text
 

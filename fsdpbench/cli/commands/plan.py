@@ -1,4 +1,4 @@
-"""`fsdpbench plan`: what a sweep would run, which of it cannot fit, and what it would cost."""
+"""`fsdpbench plan`: which configurations a sweep would run, which cannot fit, and what it would cost."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def command(
 
 
 def _print_by_unit(found: UnitGain) -> None:
-    """Print the choice by unit, its speed, and the command that runs what is recommended."""
+    """Print the settings chosen per unit, their speed, and the command for the recommended configuration."""
     from fsdpbench.engine.results.provenance import run_command
 
     best = found.chosen.by_unit
@@ -117,7 +117,7 @@ def _print_by_unit(found: UnitGain) -> None:
 
 
 def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain | None:
-    """Choose by unit, starting from what is expected of the points; None, and say so, if nothing fits."""
+    """Choose settings per unit, starting from the predicted points. None, with a message, if nothing fits."""
     from fsdpbench.answers.tune.front import Candidate, Goal, judge
     from fsdpbench.answers.tune.per_unit import NothingFitsError, choose
     from fsdpbench.answers.tune.unit_gain import UnitGain
@@ -144,7 +144,7 @@ def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain | None:
 
 
 def _advice(foreseen: Forecast, jobs: int) -> Advice | None:
-    """Return what would make the smallest batch fit on simulated GPUs, the most of them, if no point does."""
+    """Return changes that make the smallest batch on the most GPUs fit, if no point fits."""
     from fsdpbench.answers.explain import advise
     from fsdpbench.sweep.prediction import as_simulated
 
@@ -157,14 +157,14 @@ def _advice(foreseen: Forecast, jobs: int) -> Advice | None:
 
 
 def _by_count(foreseen: Forecast | None, budget: Budget) -> list[Row]:
-    """Return the best configuration of each number of GPUs, among those that fit."""
+    """Return the best configuration for each number of GPUs, among those that fit."""
     predictions = () if foreseen is None else foreseen.predictions
     running = [(p.config, p.throughput) for p in predictions if p.fits and p.throughput]
     return rows_by_count(running, _unit(running[0][0]), budget) if running else []
 
 
 def _counter(total: int, jobs: int) -> Callable[[int], None]:
-    """Return a function to call with the number of points done, which prints the time left."""
+    """Return a function that is called with the number of points done, and prints the time left."""
     live, began = sys.stderr.isatty(), time.monotonic()
     shown = {total, *(total * tenth // 10 for tenth in range(1, 10))}
     spared = 0
@@ -247,15 +247,15 @@ def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> No
 
 
 def _recommended(shown: Sequence[tuple[Prediction, object]]) -> Prediction:
-    """Return the fastest whose memory is not risky, if there is one; torch's where ours cannot be
-    distinguished from it. `shown`: those that fit, fastest first, with their ranks."""
+    """Return the fastest configuration without memory risk, if any; torch's system if ours is not
+    distinguishably faster. `shown`: configurations that fit, with their ranks, fastest first."""
     best, rank = next((each for each in shown if not each[0].risky), shown[0])
     equal = [found for found, its in shown if its == rank and found.risky == best.risky]
     return next((found for found in equal if found.config.system.startswith("torch-")), best)
 
 
 def _figures(found: list[Prediction], budget: Budget) -> list[Column]:
-    """Return columns of throughput, days and cost where asked, step, peak, and retries if there are any."""
+    """Return columns: throughput, days and cost if requested, step, peak memory, and retries if any."""
     rows = [row_of(each.config, each.throughput, budget) if each.throughput else None for each in found]
     unit = f"{_unit(found[0].config)} /s/{units.each(found[0].config.device)}"
     peaks = [f"{(each.peak_reserved_bytes or 0) / _GIB:.1f}{' risky' * each.risky}" for each in found]
@@ -281,7 +281,7 @@ def _unit(config: Config) -> str:
 
 
 def _unfit_lines(foreseen: Forecast) -> Iterator[str]:
-    """Yield a line for each reason why points cannot fit, with the nearest that fits, or are not known."""
+    """Yield a line per reason why points do not fit or are unknown, and the nearest point that fits."""
     fitting_ones = [each.config for each in foreseen.predictions if each.fits and each.throughput]
     kinds: dict[tuple[bool | None, str], list[Prediction]] = {}
     for prediction in (*foreseen.that_fit(False), *foreseen.that_fit(None)):
@@ -298,7 +298,7 @@ def _unfit_lines(foreseen: Forecast) -> Iterator[str]:
 
 
 def _distance(one: Config, other: Config) -> tuple[int, float]:
-    """Return the number of settings that differ, and how far the batches are apart."""
+    """Return the number of settings that differ, and the ratio of the batches."""
     first, second = units.settings_of(one), units.settings_of(other)
     batches = [one.settings.batch, other.settings.batch]
     return sum(first[name] != second[name] for name in first), max(batches) / min(batches)

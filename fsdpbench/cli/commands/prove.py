@@ -1,5 +1,5 @@
-"""`fsdpbench prove`: whether a training script may have its GPUs, with an exit code for CI; and `upgrade`:
-one script under two versions of its packages, exit code as the gate's."""
+"""`fsdpbench prove`: check a training script before it gets GPUs, with an exit code for CI. `upgrade`:
+compare a script under two versions of its packages, with the gate's exit codes."""
 
 import shlex
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def command(script: Path | None, module: str | None, form: str, junit: Path | No
     from fsdpbench.cli.requests.script_request import script_config
 
     arguments = options["script_arguments"]
-    if module is not None and script is not None:  # what follows `--` is all the module's
+    if module is not None and script is not None:  # all words after `--` are the module's
         arguments, script = (str(script), *arguments), None
     asked = {"script": script, "module": module, "script_arguments": arguments}
     config = script_config(options | asked, ())
@@ -82,7 +82,7 @@ def command(script: Path | None, module: str | None, form: str, junit: Path | No
 
 
 def _parts(text: str) -> frozenset[Part]:
-    """Return the parts in `--only`, all without it. Raises `UsageError` for an unknown one."""
+    """Return the parts in `--only`, by default all. Raises `UsageError` for an unknown part."""
     known = [part.value for part in Part]
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
@@ -92,7 +92,7 @@ def _parts(text: str) -> frozenset[Part]:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    """Return the numbers of real ranks. Raises `UsageError` for a bad one."""
+    """Return the numbers of real ranks. Raises `UsageError` for an invalid one."""
     from fsdpbench.answers.prove.real_runs import MOST_RANKS
 
     try:
@@ -102,7 +102,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _side(name: str, age: str) -> Any:
-    """Return the options of one side."""
+    """Return the options of the older or newer side."""
     of, path = f"of the {age} side", PossiblePath(dir_okay=False)
     there = f"Interpreter {of}, instead of an environment made by pip."
     return grouped(
@@ -147,7 +147,7 @@ def upgrade_command(as_json: bool, keep: Path | None, **options: Any) -> None:
 
 
 def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> "Upgrade":
-    """Run the script on both sides and compare. Raises `BenchError`."""
+    """Run the script on both sides and compare the results. Raises `BenchError`."""
     from fsdpbench.answers.check.thresholds import read_thresholds
     from fsdpbench.answers.upgrade.environments import Cache, normalized
     from fsdpbench.answers.upgrade.runs import Program, Upgrade, bisect, compared
@@ -156,12 +156,12 @@ def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> "Upgrade":
     script, module, arguments = options["script"], options["module"], options["script_arguments"]
     if script is None and module is None:
         raise UsageError("which script? fsdpbench upgrade train.py --from torch==2.11.0 --to torch==2.13.0")
-    # What `run` would refuse is refused before anything is installed; a module is looked for there.
+    # Check everything that `run` would refuse before pip installs anything; `run` itself looks for a module.
     config = script_config({**options, "script": Path(__file__) if module else script, "module": None}, ())
     assert config is not None
     words = ("--module", module) if module else ("--script", str(script))
     words = (*words, "--gpus", str(config.gpus), "--hardware", str(config.hardware))
-    given = (str(script), *arguments) if module and script else arguments  # all that follows `--`
+    given = (str(script), *arguments) if module and script else arguments  # all words after `--`
     program = Program(words, given, options["timeout"], sources, tell)
     thresholds, wanted = read_thresholds(options["thresholds"]), list(_wanted(options))
     cache = Cache(options["cache"] or Path("~/.cache/fsdpbench/environments").expanduser(), tell)
@@ -178,7 +178,7 @@ def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> "Upgrade":
 
 
 def _wanted(options: dict[str, Any]) -> "Iterator[Wanted]":
-    """Yield the environment of each side. Raises `UsageError` for one that is missing, or asked for twice."""
+    """Yield the environment of each side. Raises `UsageError` if one is missing or given twice."""
     from fsdpbench.answers.upgrade.environments import Wanted
 
     for side in ("from", "to"):

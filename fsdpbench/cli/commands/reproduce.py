@@ -1,4 +1,4 @@
-"""`fsdpbench reproduce`: a publication's figures, published and simulated in one chart."""
+"""`fsdpbench reproduce`: a publication's figures, published and simulated, in one chart each."""
 
 import time
 from pathlib import Path
@@ -68,7 +68,7 @@ def command(publication: str, only: str | None, output: Path, jobs: int | None, 
 
 
 def _names(only: str | None) -> list[str]:
-    """Return the figures that `--only` names. Raises `UsageError`."""
+    """Return the figures named by `--only`. Raises `UsageError`."""
     if only is None:
         return []
     names = [name.strip().lower() for name in only.split(",") if name.strip()]

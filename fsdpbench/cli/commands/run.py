@@ -1,4 +1,4 @@
-"""`fsdpbench run`: one configuration, a script, or many steps on end (`--soak`); one result."""
+"""`fsdpbench run`: run one configuration, a script, or a soak (`--soak`), and print one result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 _TIMEOUT_S = 3600.0
-"""Time limit of a soak without --timeout."""
+"""Time limit in seconds of a soak without --timeout."""
 _WITH_SOAK = ("seq_lengths", "eval_every", "eval_steps")
 
 
@@ -58,7 +58,7 @@ soak_options = grouped(
 
 
 def with_soak(config: Config, options: Mapping[str, Any]) -> Config:
-    """Return `config` with the soak that `options` ask for, untraced. Raises `UsageError` without --soak."""
+    """Return `config` with the soak in `options`, untraced. Raises `UsageError` if --soak is missing."""
     from fsdpbench.base.configuration.soak import LengthSettings, SoakSettings
 
     if options.get("soak") is None:
@@ -187,7 +187,7 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
 
 
 def _with_jitter(config: Config, text: str | None) -> Config:
-    """Return `config` with the jitter in `text`. Raises `UsageError` for a bad text or a real device."""
+    """Return `config` with the jitter in `text`. Raises `UsageError` for invalid text or a real device."""
     from fsdpbench.base.configuration.config import JitterSettings
 
     if text is None:
@@ -198,7 +198,7 @@ def _with_jitter(config: Config, text: str | None) -> Config:
 
 
 def _tell_notes(result: Result) -> None:
-    """Print notes on the measurement of a script, and the place of its output."""
+    """Print notes on the measurement of a script, and the location of its output."""
     for note in result.script.notes if result.script else ():
         tell(f"note: {one_line(note)}")
     for line in script_notes(result):
@@ -213,7 +213,7 @@ def _tell_notes(result: Result) -> None:
 
 
 def _run(config: Config, output: Path | None) -> Result:
-    """Run `config` in a run folder, which `report` and `analyze` read as they read a sweep's."""
+    """Run `config` in a run folder, which `report` and `analyze` read like a sweep's folder."""
     from fsdpbench.cli.terminal.progress import WaitingProgress
     from fsdpbench.engine.results.store import point_folder_name
     from fsdpbench.sweep.runner import run_sweep
@@ -227,7 +227,7 @@ def _run(config: Config, output: Path | None) -> Result:
 
 
 def own_name(config: Config) -> str:
-    """Return the name of the folder of a run without `-o`, unique to `config`."""
+    """Return the folder name of a run without `-o`, unique to `config`."""
     said = json.dumps(config.identity(), sort_keys=True, default=str)
     name = re.sub(r"[^\w.+-]", "-", config.name)[:_LONGEST_NAME]
     return f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:6]}"
@@ -235,7 +235,7 @@ def own_name(config: Config) -> str:
 
 @contextlib.contextmanager
 def _locked(output: Path | None, config: Config) -> Iterator[Store]:
-    """Hold the lock of the run folder: `output`, once it is free, or the first free one named by `config`."""
+    """Lock the run folder: `output`, after waiting for it, or the first free folder named after `config`."""
     from fsdpbench.base.files.folder_lock import FolderTakenError
     from fsdpbench.engine.results.store import Store
 

@@ -1,4 +1,4 @@
-"""`fsdpbench sweep`: many configurations, on one machine or by a launcher; a ranking and a report."""
+"""`fsdpbench sweep`: run many configurations, here or with a launcher, rank them and write a report."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ launcher_options = values.grouped(
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher with its options. `nodes`: this machine's place among several, for torchrun."""
+    """A launcher with its options. `nodes`: this machine's rank among several nodes, for torchrun."""
 
     name: str
     nodes: Nodes | None
@@ -78,8 +78,8 @@ class Launcher:
         return self.nodes is not None and self.nodes.rank > 0
 
     def pool(self, folder: Path, jobs: int, analysed: str | None = None) -> Pool:
-        """Return a pool of `jobs` processes for a sweep in `folder`; `analysed`: the log of analysed traces.
-        Raises `UsageError` if Slurm's commands are missing."""
+        """Return a pool of `jobs` processes for a sweep in `folder`; `analysed`: path of the log of analysed
+        traces. Raises `UsageError` if Slurm's commands are missing."""
         from fsdpbench.launch.pool import PointPool
 
         if self.name == "slurm":
@@ -92,7 +92,7 @@ class Launcher:
 
 
 def make_launcher(options: Mapping[str, Any], gpus: list[int]) -> Launcher:
-    """Return the launcher in `options` for these world sizes. Raises `UsageError` for options of another."""
+    """Return the launcher in `options`. Raises `UsageError` if an option belongs to another launcher."""
     name = options.get("launcher") or "local"
     of_torchrun = ("nnodes", "node_rank", "rdzv_endpoint")
     of_slurm = ("partition", "account", "time_minutes")
@@ -186,7 +186,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
 
 
 def _noted(plan: Plan, repeat: int, device: str) -> int:
-    """Print the notes on a plan. Return the runs of each point: `repeat`, but one where it is simulated."""
+    """Print the notes on a plan. Return the number of runs of each point: `repeat`, or 1 if simulated."""
     for note in plan.notes:
         tell(f"  {note}")
     if repeat > 1 and device == "sim":
@@ -196,7 +196,7 @@ def _noted(plan: Plan, repeat: int, device: str) -> int:
 
 
 def _start_server(space: str | None, assignments: tuple[str, ...], options: Mapping[str, Any]) -> None:
-    """Start the fork server, unless the sweep's folder may be there, and nothing be left to run."""
+    """Start the fork server; delay it if the sweep's folder may exist, because nothing may be left to run."""
     is_default = space is None and not any("," in (options[name] or "") for name in SETTINGS)
     compiles = (is_default and not options["compile"]) or asks_to_compile(options, assignments, space)
     begin = re.sub(r"[:/]", "-", f"{options['model']}-")
@@ -214,9 +214,9 @@ def device_named(named: str | None, space: str | None) -> str | None:
 
 
 def request_from(space: str | None, assignments: tuple[str, ...], options: dict[str, Any]) -> SweepRequest:
-    """Return the request of a command: flags before `--set` before the TOML file `space` before the defaults.
-    Where a flag names real devices, what the file says of simulated GPUs alone is left out. Raises
-    `UsageError` where no model is named."""
+    """Return the request of a command. Flags override `--set`, which overrides the TOML file `space`, which
+    overrides the defaults. If a flag names a real device, the file's keys for simulated GPUs are ignored.
+    Raises `UsageError` if no model is named."""
     from fsdpbench.cli.requests.request import gpu_counts, make_request
 
     from_file = ({}, {}) if space is None else read_space_file(space)
@@ -234,20 +234,20 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
 def _planned(
     request: SweepRequest, jobs: int | None, folder: Path, kept: Path | None
 ) -> tuple[SweepRequest, Plan]:
-    """Return the request with batches that fit, and its plan. Where it is refused, no new folder is left."""
+    """Return the request with batches that fit, and its plan. If it is refused, remove the empty folder."""
     from fsdpbench.cli.requests.request import with_fitting_batches
 
     try:
         request = with_fitting_batches(request, jobs, tell, kept)
         return request, announced(request)
     except UsageError:
-        with suppress(OSError):  # it stays if anything is in it
+        with suppress(OSError):  # a folder that is not empty stays
             folder.rmdir()
         raise
 
 
 def announced(request: SweepRequest) -> Plan:
-    """Return the plan of what was asked for, and announce it. Raises `UsageError` where nothing is left."""
+    """Return the plan of a request, and announce it. Raises `UsageError` if nothing is left to run."""
     plan = request.plan()
     if not plan.points:
         raise UsageError(f"nothing is left to run: {'; '.join(plan.notes)}")
@@ -258,7 +258,7 @@ def announced(request: SweepRequest) -> Plan:
 
 
 def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[Path], BenchError | None]:
-    """Write the code to paste and the page. Return the code's files, and the error that stopped the rest."""
+    """Write the code to paste and the page. Return the files of code, and the error that stopped the rest."""
     from fsdpbench.base.files.shared_log import records
     from fsdpbench.engine.results.store import REPORT_FILE, disk_errors
     from fsdpbench.reports.analysis.processes import kept
@@ -279,7 +279,7 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
 def _tell_end(
     store: Store, plan: Plan, summary: SweepSummary, pasted: list[Path], budget: Budget, as_json: bool
 ) -> ExitCode:
-    """Print the end of a sweep, as text or as JSON, and return the exit code. `pasted`: files of code."""
+    """Print the outcome of a sweep as text or JSON, and return the exit code. `pasted`: files of code."""
     from fsdpbench.cli.terminal.ranking import print_ranking
     from fsdpbench.engine.results.provenance import content_key
     from fsdpbench.engine.results.records import Status
@@ -312,7 +312,7 @@ def _tell_end(
 
 
 def _by_count(stored: Sequence[StoredPoint], budget: Budget) -> list[Row]:
-    """Return the best of each number of GPUs."""
+    """Return the best configuration for each number of GPUs."""
     from fsdpbench.engine.results.records import Status
 
     running = [each for each in stored if each.result.status is Status.OK and each.result.step_time_s]

@@ -129,7 +129,7 @@ def parse_memory(text: str | None) -> int | None:
 
 
 def _goal(named: str | None, target: "Target") -> str:
-    """Return the goal: as named, else tokens, or samples of a model without. Raises `UsageError`."""
+    """Return the goal: as named, else tokens, or samples if the model has no tokens. Raises `UsageError`."""
     if target.workload().tokens(1) is not None:
         return named or "tokens_per_s"
     if named == "tokens_per_s":
@@ -188,17 +188,17 @@ def _print(answer: "Answer", goal: "Goal", folder: Path, points: int) -> None:
     if answer.per_unit is not None:
         console.print(Text(answer.per_unit.words()))
     console.print(_tried(answer, points), highlight=False)
-    # Paths in lines of their own, never folded: they are there to be copied.
+    # Each path on its own line, never folded, so that it can be copied.
     files = {"best": "best.toml", "as code": "best_*.py", "by unit": "per_unit.svg", "report": "report.html"}
     for what, where in files.items():
-        if any(folder.glob(where)):  # not every system has an API to write code for
+        if any(folder.glob(where)):  # code is written only for systems with an API
             console.print(f"  {what:<8} {folder / where}", highlight=False, soft_wrap=True)
     if why := without_code(best):
         console.print(f"  no code  {why}", highlight=False, soft_wrap=True)
 
 
 def _tried(answer: "Answer", points: int) -> str:
-    """Return a sentence on the numbers of simulated and measured configurations."""
+    """Return a sentence with the numbers of simulated and measured configurations."""
     text = f"{answer.tried} of {points} configurations were simulated, {answer.feasible} of them fit"
     if not answer.measured:
         return f"{text}."

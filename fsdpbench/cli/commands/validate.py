@@ -1,4 +1,4 @@
-"""`fsdpbench validate`: the simulation against published measurements."""
+"""`fsdpbench validate`: compare the simulation with published measurements."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,7 +54,7 @@ def command(
     network = [p for p in network_predictions() if p.case in _chosen([p.case], only)]
     if not cases and not network:
         raise UsageError(f"--only {only!r}: no case has it in its name or group")
-    # Beside the sweep's folder, which must be empty or a sweep's.
+        # Beside the sweep's folder, which may hold nothing else.
     foreign = held_out_cases(rows, output.with_name(f"{output.name}-held-out")) if held_out else []
     both = predict(cases + foreign, system, output, make_progress())
     predictions = network + both[: len(cases)]

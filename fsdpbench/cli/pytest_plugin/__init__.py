@@ -1,4 +1,4 @@
-"""The pytest plugin: training code of a test on simulated GPUs and on real CPU ranks (docs/how-to/pytest.md).
+"""The pytest plugin: run training code of a test on simulated GPUs or real CPU ranks (docs/how-to/pytest.md).
 
-`hooks.py`, which every pytest of the environment imports, is light: torch and the bench come with a run.
+Every pytest of the environment imports `hooks.py`, so that imports torch and the bench only for a run.
 """

@@ -1,4 +1,4 @@
-"""Hooks that pytest calls, and fixtures. Imported with every pytest: torch and the bench come with a run."""
+"""Hooks and fixtures for pytest. Every pytest imports this; torch and the bench are imported for a run."""
 
 from collections.abc import Callable, Generator
 from functools import partial
@@ -7,27 +7,27 @@ from typing import Any
 import pytest
 
 _CURRENT, _RUNS = pytest.StashKey[pytest.Item](), pytest.StashKey[list[Any]]()
-"""The test that runs, or for which a fixture is set up; and its `SimulatedRun`s."""
+"""Stash keys: the test that runs or is being set up, and its `SimulatedRun`s."""
 _MARK = "fsdp_budget"
 _WAY_OUT = "Run its training with simulated_cluster; for a run that tests share: run.check_budget(...)"
 Factory = Callable[..., Callable[..., Any]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of baselines."""
+    """Add the option that writes baselines."""
     words = "write the baselines of run.check_baseline() instead of comparing with them"
     parser.getgroup("fsdpbench").addoption("--fsdpbench-update", action="store_true", help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
+    """Register the mark `fsdp_budget`."""
     bounds = "bounds of every simulated run of the test, by figure (docs/how-to/pytest.md)"
     config.addinivalue_line("markers", f"{_MARK}(peak_gib=, step_ms=, all_gathers=, ...): {bounds}")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem() -> Generator[None, object, object]:
-    """Report budgets that cannot be as errors of collection."""
+    """Report invalid budgets as collection errors."""
     made = yield
     for item in made if isinstance(made, list) else [made]:
         if isinstance(item, pytest.Item) and any(item.iter_markers(_MARK)):
@@ -36,7 +36,7 @@ def pytest_pycollect_makeitem() -> Generator[None, object, object]:
 
 
 def _limits(item: pytest.Item) -> dict[str, float]:
-    """Return the bounds of a test, those of the nearest mark first. Raises `CollectError`."""
+    """Return the bounds of a test; nearer marks take precedence. Raises `CollectError`."""
     from fsdpbench.base.errors import UsageError
     from fsdpbench.cli.pytest_plugin.judging import checked_limits
 
@@ -51,14 +51,14 @@ def _limits(item: pytest.Item) -> dict[str, float]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Remember which test runs: its runs are judged by its marks, and its baselines have its name."""
+    """Remember the current test: its marks judge its runs, and its baselines have its name."""
     item.config.stash[_CURRENT] = item
     item.stash[_RUNS] = []
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Judge the runs of a test that passed by its marks; without a run the marks have checked nothing."""
+    """Judge the runs of a passed test by its marks. Fail if there are marks but no run to check."""
     result = yield
     if any(item.iter_markers(_MARK)):
         from fsdpbench.cli.pytest_plugin.judging import over_budget
@@ -74,9 +74,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session")
 def simulated_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Factory:
-    """Simulated GPUs: `simulated_cluster(gpus=64, hardware="h100-80gb")(train, batch=4)` runs `train` there,
-    in a process of its own, and gives a `SimulatedRun`. Arguments: flags of `fsdpbench run --script` (gpus,
-    gpus_per_node, nic_gb_s, software, timeout, steps_by, to_the_end, check_ranks, sanitize), and nodes."""
+    """Simulated GPUs: `simulated_cluster(gpus=64, hardware="h100-80gb")(train, batch=4)` runs `train` on them
+    in a separate process and returns a `SimulatedRun`. Arguments: nodes, and flags of `run --script` (gpus,
+    gpus_per_node, nic_gb_s, software, timeout, steps_by, to_the_end, check_ranks, sanitize)."""
     from fsdpbench.cli.pytest_plugin.runs import simulate
 
     def run(options: Any, *args: Any, **named: Any) -> Any:
@@ -92,8 +92,8 @@ def simulated_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def gloo_ranks(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Factory:
-    """Real CPU ranks: `gloo_ranks(2)(gradients, seed=0)` runs `gradients` on two, of one thread each, in a
-    gloo group, and returns what each returned. timeout: seconds; cuda: "cuda" and "nccl" are CPU and gloo."""
+    """Real CPU ranks: `gloo_ranks(2)(gradients, seed=0)` runs `gradients` on two ranks of a gloo group, one
+    thread each, and returns their results. timeout: seconds; cuda: map "cuda" and "nccl" to CPU and gloo."""
     from fsdpbench.cli.pytest_plugin.runs import run_on_gloo
 
     run = partial(run_on_gloo, pytestconfig.rootpath, tmp_path_factory.mktemp)

@@ -1,7 +1,7 @@
-"""Judges a simulated run by bounds of its figures (budgets), and by figures that were committed (baselines).
+"""Judge a simulated run by bounds of its figures (budgets) and by committed figures (baselines).
 
-A bound is the most of a figure, of those that get worse as they fall the least. A baseline is one of the gate
-with what shaped a step instead of a sweep's space; each test has files of its own, so workers do not meet.
+A bound is a maximum, or a minimum for figures that get worse as they fall. Baselines are those of the gate,
+but store what shapes a step instead of a sweep's space. Each test has its own files: workers do not conflict.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _FIGURES = {
     if ("flat" in row.marks or row.judged in (Judged.YES, Judged.WITNESS)) and row.worse is not Worse.NEITHER
 }
 SHORT = {row.short: (name, row.scale) for name, row in _FIGURES.items() if row.short}
-"""Short names: the figure, and how many of its units make one of the short name's."""
+"""Short names: the figure, and the factor from its unit to the short name's unit."""
 
 
 def _figure(name: str) -> tuple[str, float]:
@@ -47,7 +47,7 @@ def _figure(name: str) -> tuple[str, float]:
 
 
 def checked_limits(given: Mapping[str, object]) -> dict[str, float]:
-    """Return bounds by figure, in the figures' units. Raises `UsageError` for those that cannot be."""
+    """Return bounds by figure, in the figures' units. Raises `UsageError` for impossible bounds."""
     limits: dict[str, float] = {}
     for name, value in given.items():
         figure, scale = _figure(name)
@@ -64,14 +64,14 @@ def checked_limits(given: Mapping[str, object]) -> dict[str, float]:
 
 
 def figure_of(result: Result, name: str) -> float:
-    """Return a figure in the unit of its name; NaN: not known. Raises `UsageError`."""
+    """Return a figure in the unit of its name; NaN if unknown. Raises `UsageError`."""
     figure, scale = _figure(name)
     value = checked(_FIGURES[figure], values_of(result.to_dict()).get(_FIGURES[figure].path))
     return value * scale if isinstance(value, int | float) else math.nan
 
 
 def over_budget(name: str, result: Result, limits: Mapping[str, float]) -> str:
-    """Return the figures beyond `limits`, with the gate's causes and the lines of units and waits, or ""."""
+    """Return the figures beyond `limits`, their causes, and the lines of units and waits; "" if none is."""
     changes = []
     for figure, limit in limits.items():
         value, lower = figure_of(result, figure), _FIGURES[figure].worse is Worse.LOWER
@@ -89,8 +89,8 @@ def over_budget(name: str, result: Result, limits: Mapping[str, float]) -> str:
 
 
 def _made_by(result: Result) -> dict[str, tuple[str, str]]:
-    """Return what shapes a step: lines that make units, waits and optimizers, with how they do and their
-    place (`train.py:12`), and the model's units and dtypes, which have none."""
+    """Return what shapes a step: lines that create units, waits and optimizers, each with its effect and
+    place (`train.py:12`); the model's units and dtypes have no place."""
     seen = result.observed or ObservedScript()
     model = seen.model
     lines: list[tuple[Place, str]] = [
@@ -118,7 +118,7 @@ def compare_with_baseline(
     run: str, result: Result, item: pytest.Item, name: str, allow: Mapping[str, float]
 ) -> str:
     """Return what is worse than the baseline `name` of a test, with its cause; empty if nothing is. With
-    `--fsdpbench-update` write it. Raises `BenchError` for a bad `allow`, or a file that cannot be written."""
+    `--fsdpbench-update` write the baseline. Raises `BenchError` for a bad `allow` or an unwritable file."""
     check_names(allow, METRICS, "check_baseline", "allow", "metric")
     thresholds = strictly({"relative_change": allow}, Thresholds, "check_baseline: allow")
     path, side = _path(item, name), side_of(item.nodeid, {run: [result.to_dict()]})
@@ -136,7 +136,7 @@ def compare_with_baseline(
 
 
 def _path(item: pytest.Item, name: str) -> Path:
-    """Return the file of a test's baseline, named by its module, itself, and `name` if that is not empty."""
+    """Return the path of a test's baseline, named after its module, the test and `name`, if not empty."""
     test = item.nodeid.partition("::")[2].replace("::", ".")
     words = ".".join(filter(None, (item.path.stem, test, name)))
     plain = re.sub(r"[^\w.=-]+", "-", words, flags=re.ASCII)[:_LONGEST_NAME]
@@ -148,7 +148,7 @@ def _path(item: pytest.Item, name: str) -> Path:
 def _differences(
     baseline: Baseline, path: Path, side: Side, result: Result, thresholds: Thresholds
 ) -> list[str]:
-    """Return the gate's words, and what has changed in what shapes a step. Raises `BenchError`."""
+    """Return the gate's report, and changes in what shapes a step. Raises `BenchError`."""
     before = baseline_side(baseline, path)
     require_alike(before.surroundings, side.surroundings)
     require_common(before.entries, side.entries)
@@ -165,7 +165,7 @@ def _differences(
 
 
 def _write(path: Path, test: str, side: Side, result: Result) -> None:
-    """Write the figures for the torch at hand, unless only the date would change. Raises `BenchError`."""
+    """Write the figures for the installed torch, unless only the date would change. Raises `BenchError`."""
     if flaws := flaws_of(side):
         raise UsageError(f"no baseline can be made: {'; '.join(flaws.values())}")
     known = Baseline.read(path) if path.exists() else Baseline({}, {})

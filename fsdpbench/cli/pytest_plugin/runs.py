@@ -1,4 +1,4 @@
-"""Functions and scripts of a test on ranks in processes of their own, and what came of them."""
+"""Functions and scripts of a test, run on ranks in separate processes, and their results."""
 
 import os
 import pickle
@@ -25,7 +25,7 @@ from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import run
 
-__tracebackhide__ = True  # a test's failure ends at its own line
+__tracebackhide__ = True  # pytest shows the test's own line as the place of a failure
 Test = Callable[[], pytest.Item]
 NewFolder = Callable[[str], Path]
 _MOST_RANKS = 64
@@ -37,7 +37,7 @@ _OPTIONS = (
 
 
 class FailedRunError(PicklableError):
-    """A function or a script that failed. `status`: as in its `result.json`; `folder`: of its logs."""
+    """A function or script that failed. `status`: as in `result.json`; `folder`: contains the logs."""
 
     def __init__(self, text: str, status: str, folder: Path):
         super().__init__(text)
@@ -46,8 +46,8 @@ class FailedRunError(PicklableError):
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """A run on simulated GPUs. Counts and times are of a mean step; NaN: not known. peak_gib: reserved.
-    exposed_ms: communication that nothing hides; overlap: the hidden share. folder: of logs and results."""
+    """A run on simulated GPUs. Counts and times are means per step; NaN: unknown. peak_gib: reserved memory.
+    exposed_ms: communication not hidden by computation; overlap: hidden share. folder: logs and results."""
 
     name: str
     step_ms: float
@@ -67,14 +67,14 @@ class SimulatedRun:
     test: Test = field(repr=False, compare=False)
 
     def check_budget(self, **limits: object) -> None:
-        """Raise `AssertionError` with figures and cause where the run exceeds a limit."""
+        """Raise `AssertionError` with figures and cause if the run exceeds a limit."""
         if text := judging.over_budget(self.name, self.result, judging.checked_limits(limits)):
             raise AssertionError(text)
 
     def check_baseline(self, name: str = "", allow: Mapping[str, float] | None = None) -> None:
-        """Raise `AssertionError` with figures and cause where one is worse than in the file beside the test
-        module, or cannot be judged. `name`: of the file, if a test has several; `allow`: by figure, the
-        relative change that is allowed."""
+        """Raise `AssertionError` with figures and cause if a figure is worse than in the baseline file of the
+        test, or cannot be judged. `name`: of the file, if a test has several; `allow`: allowed relative
+        change by figure."""
         if text := judging.compare_with_baseline(self.name, self.result, self.test(), name, allow or {}):
             raise AssertionError(text)
 
@@ -83,7 +83,7 @@ def simulate(
     test: Test, new_folder: NewFolder, options: Any, program: Any, *args: Any, **named: Any
 ) -> SimulatedRun:
     """Run a function with its arguments, or a script with its words, as rank 0 of the simulated GPUs that
-    `options` describe. Raises `FailedRunError`, or `UsageError` for a cluster that cannot be."""
+    `options` describe. Raises `FailedRunError`, or `UsageError` for an impossible cluster."""
     folder = new_folder("fsdpbench")
     asked = _asked_for(program, args, named, folder, test().config.rootpath, options)
     result = _run(asked, folder)
@@ -96,7 +96,7 @@ def run_on_gloo(
     root: Path, new_folder: NewFolder, options: Any, program: Any, *args: Any, **named: Any
 ) -> list[Any]:
     """Run a function on CPU ranks; return its value on each. `options`: ranks, timeout (seconds), and whether
-    "cuda" means the CPU. Raises `FailedRunError`, or `UsageError`."""
+    to map "cuda" to the CPU. Raises `FailedRunError`, or `UsageError`."""
     ranks, timeout, cuda = options
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= _MOST_RANKS:
         raise UsageError(f"gloo_ranks({ranks!r}): a whole number from 1 to {_MOST_RANKS}")
@@ -110,7 +110,7 @@ def run_on_gloo(
 
 
 def _run(config: Config, folder: Path) -> Result:
-    """Run and print the output. An interruption ends the run alone. Raises `FailedRunError`."""
+    """Run `config` and print its output. An interruption ends only the run. Raises `FailedRunError`."""
     pool = PointPool(1)
     pool.environment = dict(os.environ)
     try:
@@ -135,8 +135,8 @@ def _run(config: Config, folder: Path) -> Result:
 def _asked_for(
     program: Any, args: Any, named: Mapping[str, Any], folder: Path, root: Path, options: Mapping[str, Any]
 ) -> Config:
-    """Return what runs: a script by its path, or a function of the project at `root`, written into `folder`
-    with its arguments. `options`: flags of `fsdpbench run --script`. Raises `UsageError`."""
+    """Return the configuration: a script by its path, or a function of the project at `root`, written with
+    its arguments into `folder`. `options`: flags of `fsdpbench run --script`. Raises `UsageError`."""
     function = None if isinstance(program, str | Path) else getattr(program, "func", program)
     if function is None and (named or not all(isinstance(word, str) for word in args)):
         raise UsageError(f"{program}: the arguments of a script are texts, as on its command line")
@@ -170,7 +170,7 @@ def _asked_for(
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
-    """Return options as words of the command line. Raises `UsageError`."""
+    """Return options as command-line words. Raises `UsageError`."""
     for name in options.keys() - set(_OPTIONS):
         raise unknown("argument of simulated_cluster", name, _OPTIONS, "pytest --fixtures")
     given = {name: value for name, value in options.items() if value is not None and value is not False}

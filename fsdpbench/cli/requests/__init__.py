@@ -1,1 +1,1 @@
-"""From options to a checked request."""
+"""Conversion of command-line options to a checked request."""

@@ -1,4 +1,4 @@
-"""`fsdpbench completion`, and the values that the shell proposes for an option."""
+"""`fsdpbench completion`, and the values that shell completion proposes for options."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -14,14 +14,14 @@ from fsdpbench.base.settings import SETTINGS
 from fsdpbench.cli.output import show
 
 COMPLETE_VARIABLE = "_FSDPBENCH_COMPLETE"
-"""Environment variable in which the shell asks for completions."""
+"""The environment variable with which the shell requests completions."""
 PROGRAM = "fsdpbench"
 SHELLS = ("bash", "zsh", "fish")
 Proposals = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def answer(group: click.Group) -> int:
-    """Print the completions that the shell asks for by `COMPLETE_VARIABLE`, and return the exit code."""
+    """Print the completions that `COMPLETE_VARIABLE` requests, and return the exit code."""
     shell, _, instruction = os.environ.get(COMPLETE_VARIABLE, "").partition("_")
     kind = get_completion_class(shell)
     if kind is None or instruction != "complete":
@@ -31,7 +31,7 @@ def answer(group: click.Group) -> int:
 
 
 def proposals(names: Callable[[], Iterable[str]]) -> Proposals:
-    """Return a completer of an option that takes comma-separated names; it completes the last one."""
+    """Return a completer for comma-separated names; it completes the last one."""
 
     def propose(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         before, comma, last = incomplete.rpartition(",")
@@ -41,7 +41,7 @@ def proposals(names: Callable[[], Iterable[str]]) -> Proposals:
 
 
 def assignments(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return completions of `--set KEY=VALUE`: names of settings, after `=` their comma-separated values."""
+    """Return completions of `--set KEY=VALUE`: setting names, and after `=` comma-separated values."""
     setting, equals, value = incomplete.partition("=")
     if not equals:
         return [CompletionItem(f"{name}=") for name in SETTINGS if name.startswith(setting)]
@@ -52,7 +52,7 @@ def assignments(context: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def _listed(what: str) -> list[str]:
-    """Return the names of models or systems, including those of other packages."""
+    """Return the names of models or systems, including those of plugins."""
     from fsdpbench.sweep import catalogue
 
     return [str(row["name"]) for row in getattr(catalogue, what)()]
@@ -72,7 +72,7 @@ software_names = partial(profile_names, "profiles/software")
 
 
 def values_of(setting: str) -> Callable[[], list[str]]:
-    """Return a function that returns the words that `setting` takes."""
+    """Return a function that lists the words that `setting` accepts."""
 
     return lambda: SETTINGS[setting].words
 
@@ -95,5 +95,5 @@ def command(context: click.Context, shell: str | None) -> None:
     assert kind is not None
     try:
         show(kind(group, {}, PROGRAM, COMPLETE_VARIABLE).source())
-    except RuntimeError as error:  # a bash that is too old
+    except RuntimeError as error:  # this bash is too old
         raise UsageError(f"completion for {shell}: {error}") from None

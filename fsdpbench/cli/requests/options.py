@@ -1,4 +1,4 @@
-"""Options that several commands share: where to run, and one flag a setting."""
+"""Options that several commands share: where to run, and one flag per setting."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,7 +32,7 @@ target_options = grouped(
     click.option("--timeout", type=Positive(MOST_SECONDS), default=None),
     click.option("--json", "as_json", is_flag=True),
 )
-"""`--model`, `--gpus`, `--device`, ...: the model to run and the ranks to run it on."""
+"""`--model`, `--gpus`, `--device`, ...: the model, and the ranks that run it."""
 
 
 space_options = grouped(
@@ -43,7 +43,7 @@ space_options = grouped(
     click.option("--max-points", type=whole()),
     click.option("--sample-seed", type=whole(0)),
 )
-"""`--preset`, `--when`, `--exclude`, `--max-points`, `--sample-seed`: which combinations run."""
+"""`--preset`, `--when`, `--exclude`, `--max-points`, `--sample-seed`: the combinations to run."""
 
 
 def setting_options(many: bool) -> Callable[[F], F]:
@@ -80,8 +80,8 @@ def given_settings(flags: Mapping[str, str | None], assignments: tuple[str, ...]
 def asks_to_compile(
     flags: Mapping[str, str | None], assignments: tuple[str, ...], space: str | None = None
 ) -> bool:
-    """Return whether flags, assignments or the TOML file `space` ask for `compile=true`. For the fork server;
-    errors in them are reported later."""
+    """Return whether flags, assignments or the TOML file `space` set `compile=true`, for the fork server.
+    Errors in them are reported later."""
     texts = [flags.get("compile") or "", *(each for each in assignments if each.startswith("compile"))]
     if space is not None:
         texts += map(str, read_space_file(space)[1].get("compile", ()))
@@ -90,7 +90,7 @@ def asks_to_compile(
 
 
 def single_settings(given: Mapping[str, list[Value]]) -> dict[str, Value]:
-    """Return the one value of each setting, for `run`. Raises `UsageError` on a list."""
+    """Return the one value of each setting, for `run`. Raises `UsageError` for a list."""
     for name, values in given.items():
         if len(values) != 1:
             raise UsageError(f"{name}: `run` takes one value, not {len(values)}; `sweep` takes lists")
@@ -98,5 +98,5 @@ def single_settings(given: Mapping[str, list[Value]]) -> dict[str, Value]:
 
 
 def read_space_file(path: str) -> tuple[dict[str, Any], dict[str, list[Value]]]:
-    """Return the target keys and the lists of settings of a sweep's TOML file. Raises `UsageError`."""
+    """Return the target keys and the setting lists of a sweep's TOML file. Raises `UsageError`."""
     return read_space(read_toml(Path(path)), path)

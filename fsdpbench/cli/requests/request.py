@@ -1,4 +1,4 @@
-"""Requests for sweeps, checked and completed: targets, systems, values of settings, rules, sample size."""
+"""Requests for sweeps, checked and completed: targets, systems, setting values, rules, sample size."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,21 +24,21 @@ _NOT_BY_DEFAULT = ("system", "shape", "hf_config", "preset", "when", "exclude", 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """A sweep to run. `is_default`: nothing but model and place was named; `assumed`: settings that a model
-    of a configuration file got, as the user named none."""
+    """A sweep to run. `is_default`: the user named only model and place. `assumed`: settings of a model from
+    a configuration file that the user did not name."""
 
     space: Space
     choice: Choice
     is_default: bool
     preset: str | None = None
-    """The preset that lists came from."""
+    """The preset of the lists."""
     of_preset: tuple[str, ...] = ()
-    """Settings that vary because of it."""
+    """The settings that vary because of the preset."""
     assumed: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def target(self) -> Target:
-        """Return the first target; all have one model and one device."""
+        """Return the first target; all targets have the same model and device."""
         return self.space.targets[0]
 
     @property
@@ -49,7 +49,7 @@ class SweepRequest:
         return expand(self.space)
 
     def to_space(self) -> dict[str, object]:
-        """Return the space as in a TOML file, which `fsdpbench sweep FILE` reads back."""
+        """Return the space in the form of a TOML file, which `fsdpbench sweep FILE` can read."""
         target, space = self.target, self.space
         several = len(space.targets) > 1
         most = max(space.targets, key=lambda each: each.gpus)
@@ -77,7 +77,7 @@ class SweepRequest:
         }
 
     def added_by_preset(self) -> str | None:
-        """Return a note on settings that only the preset varies, and how to avoid that; else None."""
+        """Return a note on settings that only the preset varies, and how to avoid that; None without any."""
         if not self.of_preset and len(self.space.systems) < 2:
             return None
         lists = self.space.lists
@@ -115,7 +115,7 @@ def make_request(
 ) -> SweepRequest:
     """Return the request of `given` (`model`, `gpus`, `preset`, `when`, ...) and `lists` (values by setting).
 
-    With `whole_space` (a TOML file) the default lists are not added. Raises `UsageError`.
+    With `whole_space` (a TOML file) default lists are not added. Raises `UsageError`.
     """
     is_named = any(given.get(name) for name in _NOT_BY_DEFAULT)
     keep_content = any(value != "own" for value in lists.get("implementation", ()))
@@ -215,8 +215,8 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
 
 
 def single_config(options: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Config, Choice, str]:
-    """Return the one configuration of `options` with the settings `given`, able to run or not; the choice of
-    its device; and words on the settings that it got as none were named. Raises `UsageError`."""
+    """Return the configuration of `options` with the settings `given`, whether or not it can run, the choice
+    of its device, and words on the settings that were assumed. Raises `UsageError`."""
     kept = given.get("implementation", "own") != "own"
     target, choice = target_of({**options, "keep_content": kept})
     usual = usual_settings(target.model, given)
@@ -239,7 +239,7 @@ def gpu_counts(given: object) -> list[int]:
 
 
 def whole(name: str, value: object) -> int:
-    """Return the whole number in a text or a TOML value. Raises `UsageError`, which names it `name`."""
+    """Return the whole number in a text or a TOML value. Raises `UsageError`, which calls it `name`."""
     try:
         if isinstance(value, bool | float):
             raise ValueError
@@ -253,7 +253,7 @@ def _count(given: Mapping[str, Any], name: str) -> int | None:
 
 
 def _node_size(given: Mapping[str, Any], largest: Target) -> int:
-    """Return the ranks of a full node, even if `largest` has fewer."""
+    """Return the number of ranks of a full node, even if `largest` has fewer."""
     for name in ("gpus_used_per_node", "gpus_per_node"):
         if (stated := _count(given, name)) is not None:
             return stated
@@ -261,7 +261,7 @@ def _node_size(given: Mapping[str, Any], largest: Target) -> int:
 
 
 def _rules(given: object, name: str, parse: Callable[[str], Rule]) -> tuple[Rule, ...]:
-    """Return the rules in texts of the command line, or in tables of a TOML file. Raises `UsageError`."""
+    """Return the rules in command-line texts or tables of a TOML file. Raises `UsageError`."""
     items = given if isinstance(given, list | tuple) else [] if given is None else [given]
     return tuple(
         parse(item) if isinstance(item, str) else read_rule(item, f"[[{name}]]", adds=name == "when")
@@ -280,8 +280,8 @@ def _not_named(rules: Sequence[Rule], lists: Mapping[str, object]) -> Iterator[R
 def with_fitting_batches(
     request: SweepRequest, jobs: int | None, tell: Callable[[str], None], kept: Path | None = None
 ) -> SweepRequest:
-    """Return the request with a batch for each activation checkpointing, where the default preset varies that
-    on simulated GPUs and no batch is named; found by `jobs` processes. `kept`: as for `fitting_batches`."""
+    """Return the request with the largest batch that fits for each activation checkpointing, if the default
+    preset varies that on simulated GPUs and no batch is named. `jobs`, `kept`: as for `fitting_batches`."""
     space = request.space
     wanted = request.preset == "default" and CHECKPOINTING in request.of_preset and "batch" not in space.lists
     if not wanted or request.target.device != "sim":
@@ -303,7 +303,7 @@ def _at_least_one(name: str, given: object) -> int | None:
 
 
 def _references(given: Mapping[str, Any], lists: Mapping[str, Sequence[Value]], preset: Preset) -> list[str]:
-    """Return the named reference systems; those of `preset` where nothing is named beside it."""
+    """Return the named reference systems; those of `preset` if the user named no lists or systems."""
     if given.get("reference") is not None:
         return _names(given["reference"])
     return [] if lists or given.get("system") is not None else list(preset.references)

@@ -1,4 +1,4 @@
-"""`fsdpbench run --script`: the configuration that it asks for."""
+"""The configuration of `fsdpbench run --script`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> "
 
 def _config(source: ScriptSource, options: Mapping[str, Any]) -> "Config":
     from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement
-    from fsdpbench.sweep.planning import simulated_nodes  # needs the models: only when a script runs
+    from fsdpbench.sweep.planning import simulated_nodes  # imports the models, so only for scripts
 
     gpus = _world(options)
     stated = [options.get(name) for name in ("gpus_per_node", "gpus_used_per_node", "nic_gb_s")]
@@ -81,7 +81,7 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> "Config":
 
 
 def _software(given: str | None) -> str | None:
-    """Return the name of the software profile of a script, None for the current one. Raises `UsageError`."""
+    """Return the name of a script's software profile; None for the current one. Raises `UsageError`."""
     from fsdpbench.sweep.planning import software_of_script
 
     name, note = software_of_script(given)
@@ -117,9 +117,9 @@ def _refuse(options: Mapping[str, Any], names: tuple[str, ...], why: str) -> Non
 
 
 def config_asked_for(options: Mapping[str, Any], assignments: tuple[str, ...]) -> "Config | None":
-    """Return the configuration that --model, --hf-config or --script names, None without them.
+    """Return the configuration that --model, --hf-config or --script names; None without them.
 
-    It is one of torch's FSDP2 where no system is named: what users measured and what failed for them.
+    The default system is torch's FSDP2, because that is what users measured or saw fail.
     Raises `UsageError`, also for settings without a model.
     """
     from fsdpbench.cli.requests.options import given_settings, single_settings

@@ -1,4 +1,4 @@
-"""Several numbers of GPUs: what the best configuration of each gives, takes and costs."""
+"""Comparison of numbers of GPUs: speed, duration and cost of the best configuration for each."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ budget_options = grouped(
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of a training. tokens: number to train on. price: of a GPU-hour, in any currency.
-    gpu_mtbf_h: mean GPU-hours between failures; None: the published ones."""
+    """The budget of a training run. tokens: number of training tokens. price: of a GPU-hour, in any currency.
+    gpu_mtbf_h: mean GPU-hours between failures; None: the published value."""
 
     tokens: float | None = None
     price: float | None = None
@@ -46,14 +46,14 @@ class Budget:
 
     @classmethod
     def of(cls, tokens: str | None, price: float | None, gpu_mtbf: float | None) -> Budget:
-        """Return the budget of `--tokens` (as `15T`), `--price` and `--gpu-mtbf`. Raises `UsageError`."""
+        """Return the budget of `--tokens` (as in `15T`), `--price` and `--gpu-mtbf`. Raises `UsageError`."""
         budget = cls(parse_tokens(tokens), price, gpu_mtbf)
         if gpu_mtbf is not None and tokens is None:
             raise UsageError("--gpu-mtbf changes the days of a training: name its --tokens, as in 300B")
         return budget
 
     def check(self, target: Target) -> None:
-        """Raise `UsageError` if tokens are asked of a model that has none."""
+        """Raise `UsageError` if the budget has tokens, but the model has none."""
         workload = target.workload()
         if self.tokens is not None and workload.tokens(1, workload.resolve_seq(None)) is None:
             raise UsageError(f"--tokens: {workload.name} has samples, not tokens; leave it out")
@@ -61,9 +61,9 @@ class Budget:
 
 @dataclass(frozen=True)
 class Row:
-    """The best configuration on a number of GPUs. rate: tokens (or samples) a second, all GPUs together.
-    efficiency: rate a GPU against that of the fewest GPUs. days, gpu_hours, cost: of computing the budget's
-    tokens; cost without tokens is that of a day. endured: with checkpoints and failures, if known."""
+    """The best configuration on a number of GPUs. rate: tokens (or samples) per second of all GPUs.
+    efficiency: rate per GPU relative to that of the fewest GPUs. days, gpu_hours, cost: to compute the
+    budget's tokens; without tokens, cost is per day. endured: with checkpoints and failures, if known."""
 
     config: Config
     unit: str
@@ -76,19 +76,19 @@ class Row:
 
     @property
     def a_day(self) -> float:
-        """Return the tokens (or samples) of 24 hours."""
+        """Return the tokens (or samples) per day."""
         return self.rate * _DAY_S
 
     @property
     def days_in_all(self) -> float | None:
-        """Return the days with checkpoints and failures; infinite where none of them trains."""
+        """Return the days including checkpoints and failures; infinite if no time is left to train."""
         if self.days is None or self.endured is None:
             return None
         share = self.endured.waiting.share
         return self.days / share if share else math.inf
 
     def to_dict(self) -> dict[str, object]:
-        """Return the row as JSON holds it."""
+        """Return the row as JSON."""
         return {
             "gpus": self.config.gpus,
             "best": self.config.name,
@@ -116,7 +116,7 @@ def parse_tokens(text: str | None) -> float | None:
 
 
 def rows_by_count(found: Iterable[tuple[Config, float]], unit: str, budget: Budget) -> list[Row]:
-    """Return the best row of each number of GPUs. `found`: configurations, and the rate a GPU of each."""
+    """Return the best row for each number of GPUs. `found`: configurations with their rates per GPU."""
     best: dict[int, tuple[Config, float]] = {}
     for config, rate in found:
         if config.gpus not in best or rate > best[config.gpus][1]:
@@ -128,7 +128,7 @@ def rows_by_count(found: Iterable[tuple[Config, float]], unit: str, budget: Budg
 
 
 def row_of(config: Config, each: float, budget: Budget, *, fewest: float = 1.0, unit: str = "") -> Row:
-    """Return what a rate of `each` tokens or samples a second and GPU means for a budget."""
+    """Return the row for a rate of `each` tokens or samples per second and GPU under a budget."""
     rate = config.gpus * each
     days = hours = cost = endured = None
     if budget.tokens is not None:
@@ -143,12 +143,12 @@ def row_of(config: Config, each: float, budget: Budget, *, fewest: float = 1.0, 
 
 
 def is_wanted(rows: Sequence[Row], budget: Budget) -> bool:
-    """Return whether the table says more than the ranking does."""
+    """Return whether the table adds anything to the ranking."""
     return bool(rows) and (len(rows) > 1 or budget != Budget())
 
 
 def print_rows(rows: Sequence[Row], budget: Budget) -> None:
-    """Print the table, and below it the best configuration of each number of GPUs."""
+    """Print the table, and below it the best configuration for each number of GPUs."""
     from rich.text import Text
 
     console = make_console()
@@ -172,7 +172,7 @@ def print_rows(rows: Sequence[Row], budget: Budget) -> None:
 
 
 def print_endured(rows: Sequence[Row]) -> None:
-    """Print what checkpoints and failures make of the days of the fastest; nothing without days."""
+    """Print how checkpoints and failures prolong the fastest configuration; nothing without known days."""
     fastest = max(rows, key=lambda row: row.rate, default=None)
     if fastest is None or fastest.days is None:
         return
@@ -184,7 +184,7 @@ def print_endured(rows: Sequence[Row]) -> None:
 
 
 def _endured_lines(row: Row) -> Iterator[str]:
-    """Yield sentences about a row whose days are known."""
+    """Yield sentences about a row with known days."""
     assert row.days is not None
     if row.endured is None:
         yield "Checkpoints and failures are not counted: the states of this model have dtypes of their own."
@@ -207,7 +207,7 @@ def _endured_lines(row: Row) -> Iterator[str]:
 
 
 def span(seconds: float) -> str:
-    """Return a time as `38 min`, from seconds to days."""
+    """Return a duration as `38 min`, in units from seconds to days."""
     for unit, size in (("days", _DAY_S), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             count = seconds / size
@@ -216,7 +216,7 @@ def span(seconds: float) -> str:
 
 
 def amount(value: float | None) -> str:
-    """Return days, hours or money in few digits."""
+    """Return days, hours or money with few digits."""
     return "-" if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 

@@ -1,4 +1,4 @@
-"""Lines below the figures of `fsdpbench run`: ranks, decisions, files, data races, buffers, a soak."""
+"""Notes printed below the figures of `fsdpbench run`: ranks, decisions, files, races, buffers, a soak."""
 
 import json
 import re
@@ -18,14 +18,14 @@ def describe_script(result: Result) -> list[str]:
         return []
     parts = result.time_s
     cost = max(_COSTS, key=lambda name: float(getattr(parts, name))) if parts else ""
-    # Without the settings of the bench that it names: a script has none of them.
+    # Remove names of bench settings, which a script does not have.
     verdict = _SETTINGS.sub("", (result.verdict or {}).get("sentence") or "")
     capacity = (result.machine.get("memory_bytes") or 0) / 2**30
     return _section("figures", result=result, capacity=capacity, cost=cost, costs=_COSTS, verdict=verdict)
 
 
 def script_notes(result: Result) -> list[str]:
-    """Return notes on a script: comparison of ranks (of a difference both stacks, the script's own lines
+    """Return notes on a script: comparison of ranks (both stacks of a difference, the script's own lines
     first), decided values, redirected files."""
     files = result.redirected_files if isinstance(result.redirected_files, dict) else {}
     return _section(
@@ -41,17 +41,17 @@ def script_notes(result: Result) -> list[str]:
 
 
 def _section(name: str, **values: object) -> list[str]:
-    """Return the lines of a section of the template."""
+    """Render a section of the template and return its lines."""
     return rendered_beside(__file__, "notes.jinja", section=name, **values).splitlines()
 
 
 def buffer_notes(result: Result) -> list[str]:
-    """Return a line about dropped rows and empty places; none without a capacity."""
+    """Return a line about dropped and empty rows of expert buffers; none without a capacity."""
     return _section("buffers", **result.buffer_rows) if result.buffer_rows else []
 
 
 def sanitizer_notes(result: Result, width: int | None = None) -> list[str]:
-    """Return the sanitizer's findings, folded at `width` columns; none where it did not run."""
+    """Return the sanitizer's findings, wrapped to `width` columns; none if it did not run."""
     found = result.sanitizer
     if found is None:
         return []

@@ -1,4 +1,4 @@
-"""Progress of a sweep on stderr: a live table on a terminal, one plain line an event otherwise."""
+"""Progress of a sweep on stderr: a live table in a terminal, otherwise a line per event."""
 
 import sys
 import time
@@ -36,7 +36,7 @@ def describe_result(result: Result) -> str:
     if result.status is not Status.OK:
         cause = result.message or ""
         if result.status is Status.OOM:
-            # torch's message goes on for a paragraph; its first two sentences say how much was wanted.
+            # Torch's message has many sentences; the first two name the requested size.
             cause = ". ".join(cause.split(". ")[:2])
         text = f"{result.status}: {one_line(cause)}" if cause else str(result.status)
         return f"{text}; measured before: {_figures(result)}" if result.step_time_s else text
@@ -61,7 +61,7 @@ def _figures(result: Result) -> str:
 
 
 def _unmeasured(result: Result) -> str:
-    """Return the interval and the command that narrows it, if it is wide because of network or links."""
+    """Return the interval and the command that narrows it, if network or links were not measured."""
     interval = result.interval
     because = [] if interval is None else interval.because
     named = next((each.value for each in (Unknown.UNMEASURED, Unknown.PCIE) if each.value in because), None)
@@ -72,7 +72,7 @@ def _unmeasured(result: Result) -> str:
 
 
 def _sampled(result: Result) -> list[str]:
-    """Return the range of the step times behind the median; nothing for a single time."""
+    """Return the range of the step times behind the median; nothing for a single step."""
     times = result.step_times_s
     if len(times) < 2:
         return []
@@ -82,8 +82,8 @@ def _sampled(result: Result) -> list[str]:
 
 
 class WaitingProgress(Progress):
-    """The progress of one configuration, with its time limit in seconds: one line that changes on a terminal,
-    else a line after 10 s, 20 s, 40 s and so on."""
+    """Progress of one configuration with a time limit in seconds: a changing line in a terminal, otherwise a
+    line after 10 s, 20 s, 40 s and so on."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timeout_s
@@ -117,7 +117,7 @@ class WaitingProgress(Progress):
 
 
 class PlainProgress(Progress):
-    """One line an event, for logs."""
+    """Prints one line per event, for logs."""
 
     def __init__(self) -> None:
         self._total = 0
@@ -134,7 +134,7 @@ class PlainProgress(Progress):
 
 
 class LiveProgress(Progress):
-    """A table that changes in place: what runs, the last few that ended, the best so far, the time left."""
+    """Redraws a table: running configurations, the last that ended, the best so far, the time left."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -184,7 +184,7 @@ class LiveProgress(Progress):
 def live_view(
     head: str, ended: Iterable[tuple[str, Result]], rows: Sequence[tuple[str, Text]], width: int
 ) -> Group:
-    """Return the headline, the best of all that `ended`, and a table of `rows`, in `width` columns."""
+    """Return the headline, the best of `ended`, and a table of `rows`, `width` columns wide."""
     lines = [Text(head, style="bold", overflow="ellipsis", no_wrap=True)]
     if best := best_words(ended, width):
         lines.append(Text(best, style="green"))
@@ -192,13 +192,13 @@ def live_view(
 
 
 def described(result: Result) -> Text:
-    """Return the line on a result, coloured unless it is ok."""
+    """Return the line on a result, coloured unless its status is ok."""
     return Text(describe_result(result), style="" if result.status is Status.OK else "yellow")
 
 
 def result_table(rows: Sequence[tuple[str, Text]], width: int) -> Table:
-    """Return a table of names and lines, one row each, in `width` columns of a terminal."""
-    # A narrow terminal takes from the figures: the end of a name is what distinguishes it from others.
+    """Return a table of names and lines, one row each, `width` columns wide."""
+    # In a narrow terminal the figures are cut, because the end of a name distinguishes it from others.
     longest = max((len(name) for name, _ in rows), default=0)
     room = min(longest, max(24, width * 45 // 100))
     table = Table(box=None, pad_edge=False, show_header=False, expand=False)
@@ -210,5 +210,5 @@ def result_table(rows: Sequence[tuple[str, Text]], width: int) -> Table:
 
 
 def _of(done: int, total: int) -> str:
-    """`3/8`; `3` if the total is unknown."""
+    """Return `3/8`, or `3` if the total is unknown."""
     return f"{done}/{total}" if total else str(done)

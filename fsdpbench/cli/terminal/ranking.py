@@ -1,4 +1,4 @@
-"""The end of a sweep on a terminal: the verdict in three lines, the best rows, failures, the report."""
+"""The summary of a sweep in a terminal: the verdict in three lines, the best rows, failures, the report."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import Cause
 
 _MOST_ROWS = 10
-"""On a terminal; the report and a pipe have all of them."""
+"""Rows shown in a terminal; the report and piped output have all rows."""
 _FAILURES = (
     Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RANK_MISMATCH, Status.RACE, Status.UNREADABLE
 )  # fmt: skip
@@ -59,7 +59,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
 
 
 def _order(entry: ranking.Ranked) -> tuple[bool, int, bool, int]:
-    """Return what sorts a row: by rank; of one rank torch's before ours."""
+    """Return the sort key of a row: by rank; torch's systems before ours within a rank."""
     ours = entry.row.system.startswith("impl-")
     return entry.rank is None, entry.rank or 0, ours, entry.place or 0
 
@@ -67,13 +67,13 @@ def _order(entry: ranking.Ranked) -> tuple[bool, int, bool, int]:
 def _figures(
     metric: ranking.Metric, entries: Sequence[ranking.Ranked], ranked: Sequence[ranking.Ranked]
 ) -> list[Column]:
-    """Return columns of figures; a row without figures has its status in the first."""
+    """Return columns of figures; the first shows the status of rows without figures."""
     first, *rest = figures(metric)
     found = ranking.chosen(ranked)
     best = found.torchs or found.ours or ranked[0]
 
     def column(figure: ranking.Shown) -> Column:
-        is_memory = figure.name.startswith("reserved")  # what may not fit is marked
+        is_memory = figure.name.startswith("reserved")  # marked if it may not fit
         cells = [
             figure.text(figure.value(row)) + " risky" * (is_memory and ranking.is_risky(row))
             if row.status is Status.OK
@@ -101,7 +101,7 @@ def _figures(
 
 
 def _spread(row: Configuration) -> str:
-    """Return the spread of a configuration's runs, or of its steps; empty for simulated ones."""
+    """Return the spread of a configuration's runs or steps; empty for simulated ones."""
     if row.simulated or row.status is not Status.OK:
         return ""
     source = row.result.repeats or row.result.measured
@@ -109,7 +109,7 @@ def _spread(row: Configuration) -> str:
 
 
 def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
-    """Print what makes figures doubtful, each doubt once, and one row for each simulated machine."""
+    """Print doubts about figures, each once, and those of one row per simulated machine."""
     finished = [row for row in rows if row.status is Status.OK]
     machines = {(row.hardware.get("name"), row.result.software): row for row in finished if row.simulated}
     measured = [row for row in finished if not row.simulated]
@@ -127,7 +127,7 @@ def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
 
 
 def _print_intervals(console: Console, entries: Sequence[ranking.Ranked], shared: Sequence[str]) -> None:
-    """Print what the intervals are, and what makes them wide."""
+    """Print what the intervals mean, and why they are wide."""
     intervals = [entry.row.result.interval for entry in entries]
     risky = any(ranking.is_risky(entry.row) for entry in entries)
     console.print()
@@ -150,7 +150,7 @@ def _print_failures(console: Console, view: RunView) -> None:
 
 
 def print_side_by_side(console: Console, view: RunView) -> None:
-    """Print the systems of the run in `view`, if there are several, and what is wrong with any."""
+    """Print the systems of the run in `view`, if there are several, and any differences that are wrong."""
     found = ratios(view)
     if found:
         console.print()

@@ -1,7 +1,7 @@
 """Tables of configurations that fit a terminal: a column for each setting that differs, then figures.
 
-Where there is no room, the least important figures go first; then the settings that differ least become one
-column, `changed`, which says what a row has unlike most others. No figure is ever cut.
+If there is no room, the least important figures are dropped first. Then the settings that differ least are
+combined in one column, `changed`, which shows how a row differs from most others. No figure is truncated.
 """
 
 import textwrap
@@ -16,12 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 GAP = 2
-ESSENTIAL = 7  # figures of this weight and more stay until all settings are in one column
+ESSENTIAL = 7  # figures of this weight or more are dropped only after all settings share one column
 
 
 @dataclass(frozen=True)
 class Column:
-    """weight: figures with the least are left out first, 0 is never. phrases: of a setting, in words."""
+    """A column. weight: figures with the lowest are dropped first; 0: never. phrases: a setting in words."""
 
     title: str
     cells: Sequence[str]
@@ -31,21 +31,21 @@ class Column:
 
     @cached_property
     def width(self) -> int:
-        """Return the characters that it takes; words of the title may stand below each other."""
+        """Return the width in characters; the title's words may be on separate lines."""
         lines = [*self.title.split(), *(line for cell in self.cells for line in cell.splitlines())]
         return max(map(len, lines), default=1)
 
     @property
     def usual(self) -> tuple[str, int]:
-        """Return the phrase that most rows have, and how many have it or lack the setting."""
+        """Return the most frequent phrase, and the number of rows that have it or lack the setting."""
         known = [each for each in self.phrases if each]
         phrase, count = Counter(known).most_common(1)[0] if known else ("", 0)
         return phrase, count + len(self.phrases) - len(known)
 
 
 def setting_columns(rows: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Return a column for each setting that differs among `rows`, with the cells of those `shown`."""
-    from fsdpbench.reports.pages.display import header, in_table, phrase, varying  # it loads numpy
+    """Return a column for each setting that differs among `rows`, with the cells of the rows in `shown`."""
+    from fsdpbench.reports.pages.display import header, in_table, phrase, varying  # imports numpy
 
     return [
         Column(
@@ -62,8 +62,8 @@ def setting_columns(rows: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[s
 def fitting(
     place: Column, settings: Sequence[Column], figures: Sequence[Column], width: int
 ) -> tuple[list[Column], str]:
-    """Return the columns that fit into `width` characters, and what the rows have that do not say otherwise
-    in the column `changed` (empty without that column)."""
+    """Return the columns that fit into `width` characters, and the common values of the settings in the
+    column `changed` (empty without that column)."""
     alike = sorted(settings, key=lambda column: (column.title == "system", -column.usual[1]))
     weights = sorted({column.weight for column in figures} - {0})
     minor = sum(weight < ESSENTIAL for weight in weights)
@@ -83,7 +83,7 @@ def fitting(
 
 
 def _changed(columns: Sequence[Column], room: int = 1000) -> list[Column]:
-    """Return one column of the phrases that are not the usual ones, folded between words after `room`."""
+    """Return a column of the phrases that differ from the most frequent ones, wrapped to `room`."""
     if not columns:
         return []
     usual = [column.usual[0] for column in columns]
@@ -100,12 +100,12 @@ def _changed(columns: Sequence[Column], room: int = 1000) -> list[Column]:
 
 
 def total(columns: Sequence[Column]) -> int:
-    """Return the characters that columns take side by side."""
+    """Return the total width in characters of adjacent columns."""
     return sum(column.width for column in columns) + GAP * (len(columns) - 1)
 
 
 def draw(columns: Sequence[Column], marked: Sequence[bool] = ()) -> Table:
-    """Return the table; `marked` rows are yellow."""
+    """Return the table, with `marked` rows in yellow."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     for column in columns:
         table.add_column(column.title, justify="right" if column.right else "left", width=column.width)
@@ -118,7 +118,7 @@ def draw(columns: Sequence[Column], marked: Sequence[bool] = ()) -> Table:
 def print_table(
     console: Console, ranks: Sequence[str], rows: Sequence[Mapping[str, Any]], figures: Sequence[Column]
 ) -> None:
-    """Print the table of configurations with the settings in `rows`, and what `changed` leaves unsaid."""
+    """Print the table of configurations with the settings in `rows`, and the values that `changed` omits."""
     columns, base = fitting(Column("#", ranks), setting_columns(rows, rows), figures, console.width)
     console.print(draw(columns))
     if base:
@@ -126,5 +126,5 @@ def print_table(
 
 
 def shared_words(ranks: Sequence[int | None]) -> list[str]:
-    """Return ranks as text, those that several have with `=`."""
+    """Return ranks as text, with `=` for those that several rows share."""
     return ["-" if rank is None else f"{rank}{'=' * (ranks.count(rank) > 1)}" for rank in ranks]

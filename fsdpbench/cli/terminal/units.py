@@ -1,4 +1,4 @@
-"""Names and units of figures for people. Results say GPU everywhere; a rank on a CPU has none."""
+"""Names and units of figures in printed text. Results always say GPU; on a CPU the text says rank."""
 
 from collections.abc import Iterable
 
@@ -10,18 +10,18 @@ _OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": 
 
 
 def each(device: str) -> str:
-    """Return the noun after the slash of a figure: `GPU`, or `rank` on a CPU."""
+    """Return the noun after the slash in a figure's unit: `GPU`, or `rank` on a CPU."""
     return "rank" if device == "cpu" else "GPU"
 
 
 def goal_unit(goal: str, device: str) -> str:
-    """Return the unit of a goal of `tune`, such as `tokens/s/GPU`. MFU has none."""
+    """Return the unit of a goal of `tune`, such as `tokens/s/GPU`; MFU has no unit."""
     return f"{_OF_GOAL[goal]}/{each(device)}" if goal in _OF_GOAL else goal.upper()
 
 
 def plus_minus(interval: Interval | None, value: float | None, figure: str = "step_time_s") -> str:
-    """Return the interval of a figure predicted as `value`: half of it as a share of its middle, ` ±7%`; both
-    ends where it is wide, ` −58%/+140%`; empty without one."""
+    """Return the interval of a figure predicted as `value`: its half-width relative to its middle, ` ±7%`;
+    both ends if it is wide, ` −58%/+140%`; empty without an interval."""
     if interval is None:
         return ""
     span: Span | None = getattr(interval, figure, None)
@@ -33,7 +33,7 @@ def plus_minus(interval: Interval | None, value: float | None, figure: str = "st
 
 
 def compiled_words(compiled: Iterable[bool | None]) -> str:
-    """Return `eager`, `compiled` or `eager and compiled`: the kinds among configurations."""
+    """Return the kinds among configurations: `eager`, `compiled` or `eager and compiled`."""
     found = {bool(each) for each in compiled}
     return " and ".join(
         word for word, is_there in (("eager", False), ("compiled", True)) if is_there in found
@@ -49,7 +49,7 @@ def headline(done: str, failed: int, left_s: float | None, racing: int = 0) -> s
 
 
 def best_words(found: Iterable[tuple[str, Result]], width: int | None = None) -> str:
-    """Return the fastest of the configurations, in at most `width` columns; empty where none has figures."""
+    """Return the fastest of the configurations, in at most `width` columns; empty if none has figures."""
     rates = [
         (rate, name, result)
         for name, result in found
@@ -64,13 +64,13 @@ def best_words(found: Iterable[tuple[str, Result]], width: int | None = None) ->
 
 
 def settings_of(config: Config) -> dict[str, object]:
-    """Return the settings of a configuration, with its system and its GPUs."""
+    """Return the settings of a configuration together with its system and number of GPUs."""
     return {"system": config.system, "gpus": config.gpus, **config.settings.to_dict()}
 
 
 def words_of(config: Config) -> str:
-    """Return a configuration in words: its system, its batch, and the settings that are not the defaults."""
-    from fsdpbench.reports.pages.display import phrase  # it loads numpy
+    """Return a configuration in words: its system, its batch, and the settings that differ from defaults."""
+    from fsdpbench.reports.pages.display import phrase  # imports numpy
 
     settings = config.settings.to_dict()
     said = [config.system] + ([f"batch {settings['batch']}"] if settings.get("batch") else [])
@@ -81,13 +81,13 @@ def words_of(config: Config) -> str:
 
 
 def is_shared(ranks: Iterable[int | None]) -> bool:
-    """Return whether several share a rank."""
+    """Return whether any rank occurs more than once."""
     known = [rank for rank in ranks if rank is not None]
     return len(set(known)) < len(known)
 
 
 def interval_lines(intervals: Iterable[Interval | None], *, shared: bool, risky: bool) -> list[str]:
-    """Return what ±, = (`shared`: ranks are) and risky (a configuration is) mean below a table."""
+    """Return the lines below a table that explain ±, = (if ranks are `shared`) and `risky`."""
     known = [interval for interval in intervals if interval is not None]
     if not known:
         return []

@@ -1,4 +1,4 @@
-"""The interface between worker and device; `cuda`, `cpu` and `sim` have a file each.
+"""The interface between worker and device; `cuda`/`cpu` (`real.py`) and `sim` implement it.
 
 worker ──> Device.open() ─> build, wrap ─> settle() ─> timed_step(...) x n ─> trace(...) ─> close()
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placement:
-    """Place of this process among the ranks."""
+    """Rank, local rank and world size of this process."""
 
     rank: int
     world_size: int
@@ -29,7 +29,7 @@ class Placement:
 
 
 class AllocatorReadings:
-    """Each step's share of an allocator's statistics, whose counts run on from step to step."""
+    """Per-step differences of an allocator's cumulative statistics."""
 
     def __init__(self) -> None:
         self._retries = self._ooms = self._device_allocs = 0
@@ -37,7 +37,7 @@ class AllocatorReadings:
     def since_last(self, stats: Mapping[str, int]) -> StepMemory:
         """Return peaks and counts since the last call.
 
-        `stats`: as `torch.cuda.memory_stats()` names them, empty before the first allocation.
+        `stats`: in the form of `torch.cuda.memory_stats()`, empty before the first allocation.
         """
         retries, ooms = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
         device_allocs = stats.get("num_device_alloc", 0)
@@ -60,45 +60,45 @@ class Device(Protocol):
     name: str
     torch_device: "torch.device"
     tracing_is_free: bool
-    """Whether tracing costs a step no time: timed steps are then traced as they run."""
+    """Whether tracing adds no time to a step; timed steps are then traced as they run."""
 
     def open(self) -> None:
-        """Make the device and the default process group ready."""
+        """Initialize the device and the default process group."""
 
     def close(self) -> None:
-        """Leave the process group; safe to call twice and after a failure."""
+        """Destroy the process group; safe to call twice and after a failure."""
 
     def settle(self) -> None:
-        """Collect garbage and reset peaks; called once after model and optimizer exist."""
+        """Collect garbage and reset peaks; called once, after model and optimizer are created."""
 
     def timed_step(self, step: Callable[[], object]) -> float:
-        """Run `step` until all its work is done; return how long it took on this device's clock."""
+        """Run `step` until all its work is done; return its duration by the device's clock."""
 
     def has_settled(self, times_s: Sequence[float]) -> bool:
-        """Return whether the steps so far, which took `times_s`, say what those to come will be like."""
+        """Return whether the warm-up can end: step times so far (`times_s`) predict the next ones."""
 
     def take_memory(self) -> StepMemory | None:
-        """Return peaks and counts since the last call; `None` where the device keeps none."""
+        """Return peaks and counts since the last call; `None` if the device records none."""
 
     def trainer(self, model: "torch.nn.Module") -> Callable[[], AbstractContextManager[object]]:
-        """Return the context to enter around each microbatch of `model`, which is wrapped: the work that a
-        trainer does beside the training loop. Real devices have the loop alone."""
+        """Return a context manager for each microbatch of the wrapped `model`, which does a trainer's work
+        outside of the training loop. On real devices it does nothing."""
 
     def capture(self, loop: "TrainingLoop") -> None:
-        """Prepare `loop` to be captured in a graph, if the configuration says so."""
+        """Prepare to capture `loop` in a CUDA graph, if the configuration asks for it."""
 
     def memory_traffic(self, steps: int) -> JsonObject | None:
-        """Return the bytes of kernels that memory limits, of a mean one of `steps` traced steps; `None` where
-        the device does not know what its kernels read and write."""
+        """Return the bytes of memory-bound kernels per step, averaged over `steps` traced steps. `None`
+        if the device does not record what its kernels read and write."""
 
     def trace(self, path: Path) -> AbstractContextManager[Tracer]:
-        """Record a Kineto trace into `path` (gzip); the file is whole when the context ends."""
+        """Record a Kineto trace to `path` (gzip); the file is complete when the context ends."""
 
     def loss_value(self, loss: "torch.Tensor") -> float | None:
-        """Return the number in `loss`; `None` where tensors hold no numbers."""
+        """Return the value of `loss`; `None` if tensors have no values."""
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
-        """Call `report(message)` before an out-of-memory error unwinds, with what holds memory then."""
+        """Call `report(message)` before an out-of-memory error unwinds, while the memory is still held."""
 
     def peak_flops(self, compute_type: str) -> float | None:
         """Return the peak FLOP/s in `bf16`, `fp16`, `tf32` or `fp32`; `None` if unknown."""

@@ -1,4 +1,4 @@
-"""The device of `--device auto`, and the chips behind the names of devices."""
+"""Device detection: the device of `--device auto`, and chips by the names that drivers report."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _DRIVER_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")
 
 @dataclass(frozen=True)
 class Choice:
-    """A device, and the reason of its choice, in words."""
+    """A device and the reason for choosing it, in words."""
 
     device: str
     reason: str
 
 
 def has_gpu_driver() -> bool:
-    """Return whether a GPU's driver is installed, without torch."""
+    """Return whether a GPU driver is installed, without importing torch."""
     return simulated_cuda() is not None or any(Path(node).exists() for node in _DRIVER_NODES)
 
 
 def visible_gpus() -> int:
-    """Return the number of GPUs that torch sees; torch is imported only where a driver is installed."""
+    """Return the number of GPUs that torch sees; import torch only if a driver is installed."""
     asked = simulated_cuda()
     if asked is not None:
         return asked.gpus
@@ -49,7 +49,7 @@ def visible_gpus() -> int:
 
 
 def number_of_launcher(name: str, otherwise: int) -> int:
-    """Return a number that torchrun sets in the environment. Raises `UsageError` for another text there."""
+    """Return a number that torchrun sets in the environment. Raises `UsageError` if it is not one."""
     text = os.environ.get(name, str(otherwise))
     try:
         return whole_number(text, 0)
@@ -58,9 +58,9 @@ def number_of_launcher(name: str, otherwise: int) -> int:
 
 
 def choose_device(asked: str, gpus: int, hardware: str | None, *, elsewhere: bool = False) -> Choice:
-    """Resolve `asked` (`auto` included) for `gpus` ranks; they may be on other machines (`elsewhere`).
+    """Resolve `asked` (also `auto`) for `gpus` ranks. `elsewhere`: they may run on other machines.
 
-    Raises `UsageError` where it cannot be had.
+    Raises `UsageError` if the device is not available.
     """
     if asked == "sim":
         return Choice("sim", "as asked")
@@ -85,7 +85,7 @@ def _as_asked() -> str:
 
 
 def peak_flops_of(device_name: str, dtype: str) -> float | None:
-    """Return the dense FLOP/s of the GPU that the driver calls `device_name` (`NVIDIA H200`); None: unknown.
+    """Return the dense FLOP/s of a GPU by the driver's name (`NVIDIA H200`); None if unknown.
 
     `dtype` is `bf16`, `fp16`, `tf32`, `fp32`, `fp8` or `nvfp4`.
     """
@@ -96,7 +96,7 @@ def peak_flops_of(device_name: str, dtype: str) -> float | None:
 
 @dataclass(frozen=True)
 class ChipsByDevice(Mapping[str, "Chip"]):
-    """Chips by the name of a device: ``packaged`` ones, and those of the table by a driver's name."""
+    """Chips by device name: the ``packaged`` ones by their own names, others by a driver's name."""
 
     packaged: Mapping[str, Chip]
 
@@ -119,7 +119,7 @@ class ChipsByDevice(Mapping[str, "Chip"]):
 
 
 def roofs(hardware: str | None) -> Roofs:
-    """Return links and chips by device name: of all profiles, or of the profile `hardware` for any device."""
+    """Return links and chips by device name: of all profiles, or the profile `hardware` for any device."""
     from fsdpbench.reports.analysis.peaks import ANY_DEVICE, Chip, Links
 
     def links_of(profile: HardwareProfile) -> Links:
@@ -143,7 +143,7 @@ def roofs(hardware: str | None) -> Roofs:
 
 
 def profile_like(device_name: str, memory_bytes: int) -> str | None:
-    """Return the profile with the device's name and closest memory, of equals the shortest name; or None."""
+    """Return the profile of the device with the closest memory, then the shortest name; None if unknown."""
     words = device_name.lower().replace("-", " ").split()
     alike = [each for each in profile_names() if {*re.sub(r"-\d+gb.*", "", each).split("-")} <= {*words}]
     gib = memory_bytes / 2**30

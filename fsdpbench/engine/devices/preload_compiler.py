@@ -1,7 +1,7 @@
-"""Imports of the fork server for simulated points that compile, where such are to come.
+"""Modules that the fork server also imports if simulated configurations will use `torch.compile`.
 
-The compiler's import takes longer than tracing a block, and the hash of torch's sources, which its cache on
-disk asks for, as long as training an eager configuration.
+Importing the compiler takes longer than tracing a block. Hashing torch's sources, which the compiler's disk
+cache needs, takes as long as training an eager configuration.
 """
 
 import gc
@@ -23,7 +23,7 @@ def _import_all() -> None:
     for name in _NEEDED:
         importlib.import_module(name)
     for name in table_beside(__file__, "imported_late.toml")["modules"].split():
-        # Each is but a saving: what another version of torch does not have is imported there by whoever asks.
+        # These imports only save time. If this version of torch lacks a module, its user handles that.
         try:
             importlib.import_module(name)
         except ImportError:
@@ -31,7 +31,7 @@ def _import_all() -> None:
     inductor_common.init_backend_registration()
     inductor_common.get_device_op_overrides("cuda")
     inductor_torch_key()
-    torch.compiler.list_backends()  # it looks through all packages for them
+    torch.compiler.list_backends()  # caches its search of all installed packages
     of_compiler()
 
 

@@ -1,10 +1,10 @@
 """Real devices, with `torch.profiler`.
 
-    CPUs   one rank a process, gloo between them, wall clock
-    GPUs   one rank a GPU, NCCL, CUDA events, the caching allocator's counters
+    CPUs   one process per rank, gloo, wall-clock time
+    GPUs   one GPU per rank, NCCL, CUDA events, statistics of the caching allocator
 
-Ranks start every timed step together (a barrier) and report the slowest one's time. Neither is done while
-tracing: both are collectives, and a trace must hold the training's own communication only.
+A barrier starts each timed step on all ranks, and all report the slowest rank's time. Both are collectives,
+so neither runs while tracing: a trace must contain only the training's own communication.
 """
 
 import gc
@@ -34,11 +34,11 @@ from fsdpbench.engine.results.provenance import machine
 from fsdpbench.sim.model.chips import peaks_source
 
 COLLECTIVE_GRACE_S = 60.0
-"""Collectives give up this long after the configuration's own timeout, which should end the run first."""
+"""Seconds by which collectives outlast the configuration's own timeout, which should end the run first."""
 
 
 class RealDevice:
-    """The part of a `Device` that CPUs and GPUs share: ranks side by side, and the profiler's trace."""
+    """The common part of `CpuDevice` and `CudaDevice`: the process group and the profiler's trace."""
 
     tracing_is_free = False
 
@@ -59,7 +59,7 @@ class RealDevice:
         return nullcontext
 
     def capture(self, loop: TrainingLoop) -> None:
-        """Do nothing: steps are launched kernel by kernel."""
+        """Do nothing: real devices do not capture steps in a graph."""
 
     def memory_traffic(self, steps: int) -> None:
         return None
@@ -84,7 +84,7 @@ class RealDevice:
         dist.barrier()
 
     def _join(self, backend: str, device: torch.device | None = None) -> None:
-        """Make the default process group of all ranks."""
+        """Initialize the default process group of all ranks."""
         dist.init_process_group(
             backend,
             rank=self._placement.rank,
@@ -95,7 +95,7 @@ class RealDevice:
 
 
 class CpuDevice(RealDevice):
-    """A `Device` on this process's CPU. There is no allocator to ask, so memory is unknown."""
+    """A `Device` on the CPU of this process. Memory is unknown, because there is no caching allocator."""
 
     name = "cpu"
 
@@ -104,7 +104,7 @@ class CpuDevice(RealDevice):
 
     def open(self) -> None:
         """Raise `torch.distributed.DistError` if the other ranks cannot be reached."""
-        # One thread a rank: ranks share the cores, and one thread's sums come out the same every time.
+        # One thread per rank: ranks share the cores, and sums of one thread are reproducible.
         torch.set_num_threads(1)
         _prefer_loopback()
         self._join("gloo")
@@ -125,7 +125,7 @@ class CpuDevice(RealDevice):
         return None
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
-        """Do nothing: a failed allocation raises directly, and the launcher knows its message."""
+        """Do nothing: a failed allocation raises directly, and the launcher recognizes its message."""
 
     def peak_flops(self, compute_type: str) -> float | None:
         return None
@@ -143,7 +143,7 @@ def _duration(step: Callable[[], object]) -> float:
 
 
 def _prefer_loopback() -> None:
-    """Make gloo use the loopback interface with all ranks on one machine: a host name may resolve to none."""
+    """Let gloo use the loopback interface if all ranks are on one machine, whose name may not resolve."""
     all_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
     if all_here and "lo" in {name for _, name in socket.if_nameindex()}:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -154,10 +154,10 @@ _SUFFIX = ".json.gz"
 
 @contextmanager
 def profile_steps(path: Path, steps: int, device: torch.device) -> Iterator[Tracer]:
-    """Profile the next `steps` steps, each ended by `step()` of what is yielded, into `path` (`*.json.gz`).
+    """Profile the next `steps` steps into `path` (`*.json.gz`); call `step()` of the result after each.
 
-    The profiler starts up before the first step, which it would slow down otherwise; if a step fails, nothing
-    is written.
+    The profiler starts before the first step, so that its startup does not slow that step down. If a step
+    fails, nothing is written.
     """
     on_gpu = device.type == "cuda"
     profiler = profile(
@@ -176,7 +176,7 @@ def profile_steps(path: Path, steps: int, device: torch.device) -> Iterator[Trac
 class CudaDevice(RealDevice):
     """A `Device` on the GPU of this process's local rank.
 
-    As on `cpu`, ranks start a timed step together and report the slowest one's time, but not while tracing.
+    As on `cpu`, a barrier starts each timed step and all ranks report the slowest rank's time.
     """
 
     name = "cuda"
@@ -238,14 +238,14 @@ class CudaDevice(RealDevice):
         }
 
     def _observe_allocator(self) -> None:
-        """Report out-of-memory errors as the allocator sees them, before it raises and they are wrapped."""
+        """Report out-of-memory errors from the allocator's observer, before it raises and code wraps them."""
         attach = cuda_attach_out_of_memory_observer
         report = self._report_out_of_memory
         if attach is None or report is None:
             return
 
         def observe(device: int, asked: int, total: int, free: int) -> None:
-            """Report a request for `asked` bytes that `device` cannot give."""
+            """Report a failed allocation of `asked` bytes on `device`."""
             report(
                 f"CUDA out of memory: tried to allocate {asked / 2**20:.0f} MiB on GPU {device}, "
                 f"{free / 2**20:.0f} of {total / 2**20:.0f} MiB are free"

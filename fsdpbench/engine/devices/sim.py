@@ -1,4 +1,4 @@
-"""Simulated GPUs: rank 0 of any cluster in this process, on a clock, network and allocator of our own."""
+"""Simulated GPUs: rank 0 of any cluster in this process, with a simulated clock, network and allocator."""
 
 import gc
 import sys
@@ -34,18 +34,18 @@ from fsdpbench.workloads.families.gpt import GPT
 
 
 def preload() -> None:
-    """Register the device, and read the profile that most simulations use, before processes are forked."""
+    """Register the device and load the default hardware profile before processes are forked."""
     simulator.preload()
     load_profile(DEFAULT_HARDWARE)
 
 
 def sharing_plans(log: str | None) -> AbstractContextManager[None]:
-    """Take the plans of the configurations before from `log`, if given, and leave new ones there."""
+    """Reuse plans of earlier configurations from `log`, and add new ones to it; do nothing without a log."""
     return nullcontext() if log is None else simulator.sharing_plans(log)
 
 
 class Tells:
-    """The reports of a simulated device, from what it has of profile, software, simulation and account."""
+    """Reports of a simulated device, from its profile, software, simulation and memory account."""
 
     def __init__(self, config: Config, profile: HardwareProfile) -> None:
         self._config = config
@@ -73,24 +73,24 @@ class Tells:
 
     @property
     def sanitizer(self) -> JsonObject | None:
-        """Return the findings of the sanitizer so far, if it runs."""
+        """Return what the sanitizer has found; None if it does not run."""
         found = None if self._simulation is None else self._simulation.sanitizer
         return None if found is None else found.to_dict()
 
     @property
     def memory_account(self) -> MemoryAccount | None:
-        """Return the present holders of memory, if an account is kept."""
+        """Return the current holders of memory; None if no account is kept."""
         return None if self._account is None else self._account.report()
 
     @property
     def unknown_operators(self) -> dict[str, int]:
-        """Return operators priced by their bytes alone, with how often they ran."""
+        """Return the number of calls by operator, of operators whose time is estimated from bytes alone."""
         return self._open_simulation().unknown_operators
 
     @property
     def network_share(self) -> float | None:
-        """Return the durations of collectives between nodes or over PCIe, as a share of the time since the
-        first; None without."""
+        """Return the time of collectives between nodes or over PCIe as a share of the time since the first
+        one; None if there is none."""
         simulation = self._open_simulation()
         since = simulation.accelerator.between_nodes_since
         if since is None or simulation.cpu_ns() <= since:
@@ -98,12 +98,12 @@ class Tells:
         return simulation.accelerator.between_nodes_ns / (simulation.cpu_ns() - since)
 
     def memory_traffic(self, steps: int) -> JsonObject:
-        """Return the bytes of memory-bound kernels in a mean traced step, of `steps`."""
+        """Return the bytes of memory-bound kernels per step, averaged over `steps` traced steps."""
         return {"bytes": round(self._open_simulation().accelerator.bytes_traced / steps)}
 
     @property
     def compilation(self) -> JsonObject | None:
-        """Return the compiled graphs and their kernels, if anything was compiled."""
+        """Return the compiled graphs and their kernels; None if nothing was compiled."""
         front_end = sys.modules.get("fsdpbench.sim.torch_device.compile.front_end")
         return front_end.compile_report() if front_end is not None else None
 
@@ -114,7 +114,7 @@ class Tells:
 
 
 class SimDevice(Tells):
-    """A `Device` whose ranks other than 0 exist only as costs."""
+    """A `Device` that runs rank 0; the other ranks exist only in the cost of collectives."""
 
     name = "sim"
     tracing_is_free = True
@@ -137,9 +137,9 @@ class SimDevice(Tells):
         self.start().init_process_group()
 
     def start(self) -> Simulation:
-        """Start the device; the process group is left to others."""
+        """Start the device without a process group."""
         if self._config.settings.compile:
-            from fsdpbench.sim.torch_device.compile import front_end  # its import takes seconds
+            from fsdpbench.sim.torch_device.compile import front_end  # importing it takes seconds
 
             front_end.install()
             front_end.lower_backwards_with_forwards()
@@ -171,7 +171,7 @@ class SimDevice(Tells):
             self._simulation.end()
 
     def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
-        """Return the context to enter around each microbatch of `model`: the software profile's trainer."""
+        """Return a context manager for each microbatch of `model`: the work of the profile's trainer."""
         return Trainer(self._software.trainer, model, self._open_simulation().accelerator.timeline).microbatch
 
     def capture(self, loop: TrainingLoop) -> None:
@@ -183,11 +183,11 @@ class SimDevice(Tells):
 
     @property
     def graph(self) -> JsonObject | None:
-        """Return the captured step, if capture is on."""
+        """Return the captured step; None if capture is off."""
         return None if self._graph is None else self._graph.to_dict()
 
     def settle(self) -> None:
-        # Wrapping leaves reference cycles that hold memory; later the collector must not run on its own.
+        # Wrapping leaves reference cycles that hold memory: collect them, then disable automatic collection.
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -195,7 +195,7 @@ class SimDevice(Tells):
 
     def timed_step(self, step: Callable[[], object]) -> float:
         simulation = self._open_simulation()
-        if simulation.cpu_ns() != self._idle_at:  # a wait takes time, which would be that of the traced step
+        if simulation.cpu_ns() != self._idle_at:  # otherwise the wait would lengthen the traced step
             simulation.drain()
         start, retries = simulation.cpu_ns(), _retries()
         simulation.accelerator.python.begin_step()
@@ -211,15 +211,15 @@ class SimDevice(Tells):
         return (self._idle_at - start) / 1e9
 
     def step_work(self, step: Callable[[], object]) -> dict[str, float]:
-        """Return `RankRecord.step_work`; where copies take time, from one more step, with a slow link. A GPU
-        with more memory than there is shows what is possible, and is compared with nothing."""
+        """Return `RankRecord.step_work`. If copies to the host take time, also run a step with a slow host
+        link. If `what_if.room` changes the memory, the step is not compared with others, so skip that."""
         work, as_it_is = self._work, self._graph is None and self._what_if.room == 1
         if as_it_is and self._open_simulation().slow_host_link(work):
             work["slow_link_step"] = self.timed_step(step)
         return work
 
     def has_settled(self, times_s: Sequence[float]) -> bool:
-        """Return whether steps repeat: a graph is replayed, no allocator retries more, or stable times."""
+        """Return whether steps repeat: the graph is replayed, and no allocator retries, or stable times."""
         if self._graph is not None and not self._graph.replayed:
             return False
         return not any(self._retried[-WINDOW:]) or is_stable(times_s)
@@ -248,7 +248,7 @@ class SimDevice(Tells):
 
 
 def _forget(loss: torch.Tensor) -> None:
-    """Do nothing with the loss, which has no value here: a held one changes the next step's addresses."""
+    """Drop the loss, which has no value here. Holding it would change the next step's addresses."""
 
 
 def _with_room(profile: HardwareProfile, room: float) -> HardwareProfile:
@@ -266,7 +266,7 @@ def _retries() -> int:
 
 
 class Trainer:
-    """Work around each microbatch of `model`, as `software` says, in the time of `timeline`.
+    """The work of a trainer around each microbatch of `model`, defined by `software`, added to `timeline`.
 
     Composer's, from the sources of Composer (`mosaicml`) 0.14.1 and 0.17.0. `_train_microbatch`
     (`trainer.py`) keeps the outputs, logits included, as `state.outputs` until the next microbatch's forward
@@ -286,7 +286,7 @@ class Trainer:
 
     @contextmanager
     def microbatch(self) -> Iterator[None]:
-        """Enter around one microbatch."""
+        """Wrap one microbatch: update the metrics after it and add the host time."""
         yield
         if self._software.metrics:
             self.update_metrics()
@@ -295,7 +295,7 @@ class Trainer:
 
     @torch.no_grad()
     def update_metrics(self) -> None:
-        """Update the metrics; raises `RuntimeError` before the first microbatch."""
+        """Update the metrics. Raises `RuntimeError` before the first microbatch."""
         if self._outputs is None:
             raise RuntimeError("metrics of a microbatch that had no forward")
         rows = self._outputs.flatten(0, -2)

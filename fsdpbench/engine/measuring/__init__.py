@@ -1,1 +1,1 @@
-"""The training loop that is measured: a step, the warm-up before it, and soaks of thousands of steps."""
+"""The training loop that is measured: its steps, the warm-up, and soaks of thousands of steps."""

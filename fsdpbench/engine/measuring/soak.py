@@ -1,6 +1,6 @@
-"""A soak: step after step of different lengths, evaluation between them, and what memory does meanwhile.
+"""Soak test: many steps of different lengths with evaluation in between, and the memory of each step.
 
-Every step ends with a synchronisation, as in a loop that logs its loss. Steps are timed, none is traced.
+Every step ends with a synchronization, as in a loop that logs its loss. Steps are timed, but not traced.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ _MEMORY = ("allocated", "active", "reserved", "inactive_split", "alloc_retries",
 
 
 class SoakDevice(Protocol):
-    """The part of a device that a soak uses."""
+    """The methods of a device that a soak uses."""
 
     def timed_step(self, step: Run) -> float: ...
 
@@ -30,9 +30,9 @@ class SoakDevice(Protocol):
 
 
 class ShapedBatches:
-    """Batches of the shapes that `expect` announces, each made on demand and not kept here.
+    """Batches of the shapes set by `expect`, each created on demand and not kept.
 
-    Every rank has the same lengths in a step; seeds differ from batch to batch.
+    All ranks have the same lengths in a step; each batch has its own seed.
     """
 
     def __init__(self, make: "Callable[[int, int | None, int], Iterator[Batch]]", seed: int) -> None:
@@ -54,14 +54,14 @@ class ShapedBatches:
 
 
 def shapes_of(config: Config) -> list[StepShape]:
-    """Return the steps of the soak of `config`, evaluation included."""
+    """Return the steps of the soak of `config`, including evaluation."""
     assert config.soak is not None
     settings = config.settings
     return list(config.soak.schedule(settings.batch, settings.grad_accum, settings.seq))
 
 
 class Soak:
-    """One running soak; `record` holds its results so far, also when it ends in an error."""
+    """A running soak. `record` always has the results so far, also if a step raises."""
 
     def __init__(self, settings: SoakSettings, shapes: Sequence[StepShape]) -> None:
         self._shapes = shapes
@@ -84,12 +84,12 @@ class Soak:
         }
 
     def run(self, device: SoakDevice, loop: "TrainingLoop", batches: ShapedBatches) -> list[float]:
-        """Run all steps; seconds of the training steps. Raises what a step raises."""
+        """Run all steps; return the seconds of each training step. Raises what a step raises."""
         times = []
         for shape in self._shapes:
             batches.expect(shape)
             self._trained += not shape.evaluates
-            self.record["out_of_memory_step"] = self._trained  # unless it ends well
+            self.record["out_of_memory_step"] = self._trained  # `_note` clears it if the step succeeds
             seconds = device.timed_step(loop.evaluate if shape.evaluates else loop.step)
             self._note(shape, seconds, device.take_memory())
             if not shape.evaluates:
@@ -97,7 +97,7 @@ class Soak:
         return times
 
     def memory_per_step(self) -> list[dict[str, int | None]] | None:
-        """Return the memory entry of a run without a soak; None where the device keeps none."""
+        """Return memory per step, as runs without a soak record it; None if the device records none."""
         columns = self._columns
         if None in columns["reserved"]:
             return None
@@ -128,7 +128,7 @@ class Soak:
 def mean_flops(
     workload: Workload, shapes: Sequence[StepShape], checkpointing: str, in_full: bool
 ) -> tuple[float, float]:
-    """Return the model's and the hardware's FLOPs of the mean training step of `shapes`."""
+    """Return the FLOPs of the model and of the hardware per training step, averaged over `shapes`."""
     training = [shape for shape in shapes if not shape.evaluates]
     known: dict[tuple[int, int | None], tuple[float, float]] = {}
     model = hardware = 0.0
@@ -142,19 +142,19 @@ def mean_flops(
 
 
 def mean_tokens(shapes: Sequence[StepShape]) -> int | None:
-    """Return the mean tokens of a training step, padding included."""
+    """Return the mean tokens of a training step, including padding."""
     counts = [shape.tokens for shape in shapes if not shape.evaluates]
     known = [count for count in counts if count is not None]
     return round(sum(known) / len(known)) if known else None
 
 
 Batch = tuple[torch.Tensor, ...]
-"""Arguments of one forward: the inputs, then the targets."""
+"""The arguments of one forward: inputs, then targets."""
 
 
 @dataclass
 class TrainingLoop:
-    """A wrapped model with its optimizer and data. `step()` is one optimizer step, over all microbatches."""
+    """A wrapped model with its optimizer and data. `step()` runs all microbatches and an optimizer step."""
 
     config: Config
     system: System
@@ -164,9 +164,9 @@ class TrainingLoop:
     device: torch.device
     on_loss: Callable[[torch.Tensor], None]
     around_microbatch: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Entered inside the system's contexts: a simulated trainer's work."""
+    """A context manager inside the system's own ones, for a simulated trainer's work."""
     around_update: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Entered around clipping and the optimizer."""
+    """A context manager around clipping and the optimizer step."""
 
     def step(self) -> None:
         settings = self.config.settings

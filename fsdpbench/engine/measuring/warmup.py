@@ -1,12 +1,12 @@
-"""Warming up: until steps have settled, or a bound is reached, and said which.
+"""Warm-up: run steps until their time is stable or a maximum is reached, and report which.
 
-The first steps of a real run pay for lazy initialisation, caches and clocks that rise. How many do is not
-known beforehand: stable is what varies little over the last few steps. Every rank sees the same times (those
-of the slowest rank), so every rank stops at the same step.
+The first steps of a real run are slower because of lazy initialization, cold caches and rising clocks. The
+number of warm-up steps is not known in advance. Steps count as stable when the last few vary little. All
+ranks see the same times (the slowest rank's), so all stop at the same step.
 
-A simulated step is exact, and settled immediately, unless memory is nearly full: then the allocator may retry
-for several steps until its segments fit what the steps need, or continue doing so. Its device says so. Steps
-that retry are never called stable, however alike the last ones were: the next one may find other segments.
+Simulated steps are exact, and stable immediately, unless memory is nearly full: then the allocator may retry
+for several steps until its segments fit, or forever. The device's `has_settled` checks that. Steps with
+retries never count as stable, even if their times are equal: the next step may find other segments.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from fsdpbench.base.configuration.config import Measurement
 
 WINDOW = 3
 TOLERANCE = 0.05
-"""Stable: the last `WINDOW` steps are within this share of their median."""
+"""Steps are stable if the times of the last `WINDOW` differ by at most this share of their median."""
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Peaks of one step in bytes, and what the allocator had to do in it. `device_allocs`: cudaMallocs;
-    `inactive_split`: free bytes at its end that are between others (fragments)."""
+    """Peak bytes and allocator events of one step. `device_allocs`: number of cudaMallocs;
+    `inactive_split`: free bytes in partly used segments at its end (fragmentation)."""
 
     allocated: int
     active: int
@@ -39,7 +39,7 @@ class StepMemory:
 
 @dataclass
 class TimedSteps:
-    """Runs steps; keeps the seconds of each, the same on every rank, and this rank's memory in it."""
+    """Runs steps, and records the seconds (the same on all ranks) and this rank's memory of each."""
 
     timed_step: Callable[[], float]
     take_memory: Callable[[], StepMemory | None]
@@ -56,20 +56,20 @@ class TimedSteps:
             self.run()
 
     def retried(self, last: int) -> bool:
-        """Return whether the allocator retried in one of the `last` steps."""
+        """Return whether the allocator retried in any of the last `last` steps."""
         return any(memory is not None and memory.alloc_retries > 0 for memory in self.memory[-last:])
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Duration of the warm-up (seconds a step); `stable` is None unless steps had to settle."""
+    """The seconds of each warm-up step; `stable` is None if stability was not required."""
 
     times_s: list[float]
     stable: bool | None
 
 
 def is_stable(times_s: Sequence[float]) -> bool:
-    """Return whether the last steps differ by no more than `TOLERANCE`."""
+    """Return whether the times of the last `WINDOW` steps differ by at most `TOLERANCE` of their median."""
     last = times_s[-WINDOW:]
     return len(last) == WINDOW and max(last) - min(last) <= TOLERANCE * median(last)
 
@@ -80,8 +80,8 @@ def warm_up(
     has_settled: Callable[[Sequence[float]], bool] = is_stable,
     retried: Callable[[int], bool] = lambda last: False,
 ) -> WarmUp:
-    """Run warm-up steps. `timed_step` runs one and returns its seconds, the same on every rank; `has_settled`
-    tells from the times so far whether more are needed, `retried` whether the allocator did in so many last
+    """Run warm-up steps. `timed_step` runs one and returns its seconds, the same on every rank. `has_settled`
+    decides from all times whether to stop. `retried(n)` returns whether the allocator retried in the last n
     steps."""
     times = [timed_step() for _ in range(measurement.warmup_steps)]
     if measurement.most_warmup_steps <= measurement.warmup_steps:
@@ -94,10 +94,10 @@ def warm_up(
 def time_steps(
     measurement: Measurement, warm: WarmUp, steps: TimedSteps, run: Callable[[int], None] | None = None
 ) -> WarmUp:
-    """Run the timed steps; the warm-up, found not to be stable where one of them retried. `run` runs so many
-    of `steps` (default: and does nothing else).
+    """Run the timed steps; return the warm-up, marked as not stable if the allocator retried in one of them.
+    `run(n)` runs n of `steps` (default: `steps.run_many`).
 
-    Ranks that measure all take as many: `most_timed_steps` is of simulated runs, whose rank 0 runs alone.
+    All ranks time the same number of steps: `most_timed_steps` is only for `sim`, where rank 0 runs alone.
     """
     more = measurement.most_timed_steps if warm.stable is False else 0
     run, wanted = run or steps.run_many, max(measurement.timed_steps, more)
@@ -111,13 +111,13 @@ def time_steps(
 
 
 class Tracer(Protocol):
-    """A trace being recorded: marker of the end of each step, as `torch.profiler.profile.step`."""
+    """A trace that is being recorded; call `step` after each step, as with `torch.profiler.profile`."""
 
     def step(self) -> object: ...
 
 
 class Traces(Protocol):
-    """The part of a device that traced steps use."""
+    """The methods of a device that traced steps use."""
 
     @property
     def tracing_is_free(self) -> bool: ...
@@ -136,13 +136,13 @@ def time_and_trace(
     path: Path,
     profiled_s: list[float],
 ) -> WarmUp:
-    """Run the timed steps; write the trace of the last steps to `path` if any are to be traced.
+    """Run the timed steps; write a trace of the last steps to `path` if `traced_steps` is not 0.
 
-        two passes    timed timed timed | traced traced      a profiler makes real steps longer
+        two passes    timed timed timed | traced traced      a profiler slows real steps down
         one pass      timed timed timed                      on a device where tracing takes no time
                             traced traced
 
-    Return the warm-up as `time_steps` does. Seconds of steps that a profiler slows go into `profiled_s`.
+    Return the warm-up as `time_steps` does. Append the seconds of separately traced steps to `profiled_s`.
     """
     traced = measurement.traced_steps
     if traced:
@@ -163,8 +163,8 @@ def time_and_trace(
 def _run_traced(
     count: int, traced: int, steps: TimedSteps, device: Traces, step: Callable[[], object], path: Path
 ) -> None:
-    """Time `count` steps, the last `traced` of them under the trace; if there are fewer, more are traced. A
-    later call writes the trace again: it is then that of the last timed steps."""
+    """Time `count` steps and trace the last `traced` of them; if there are fewer, trace additional steps. A
+    second call overwrites the trace, which then shows the last timed steps."""
     for _ in range(count - traced):
         steps.run()
     with device.trace(path) as tracer:

@@ -1,6 +1,6 @@
-"""The remains of runs: records of ranks, the result made of them, and the folder that keeps results.
+"""Rank records, the result built from them, and the folder that stores results.
 
     records.py (a rank) ─> result.py (a configuration) ─> store.py (a sweep's folder, its index)
 
-The configuration folders are the record; everything else can be made from them.
+The folders of configurations hold all data; everything else can be rebuilt from them.
 """

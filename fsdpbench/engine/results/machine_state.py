@@ -1,8 +1,8 @@
-"""The state of this machine around a measurement, and the doubts about figures that follow from it.
+"""The state of this machine before and after a measurement, and warnings that follow from it.
 
     observe() before ──run──> observe() after ──> environment: {"state": {...}, "warnings": [...]}
 
-Nothing here needs torch: GPUs are asked through `nvidia-smi`, the rest through /proc and /sys.
+Does not need torch: GPUs are queried with `nvidia-smi`, the rest is read from /proc and /sys.
 """
 
 import os
@@ -21,7 +21,7 @@ _GPU_FIELDS = (
 )  # fmt: skip
 _HOT_C = 85.0
 _HARMLESS_THROTTLING = 0x1
-"""Bit of `clocks_throttle_reasons`: the GPU is idle (NVIDIA's NVML, nvmlClocksThrottleReasons)."""
+"""The bit of `clocks_throttle_reasons` for an idle GPU (NVIDIA's NVML, nvmlClocksThrottleReasons)."""
 _ASK_TIMEOUT_S = 10.0
 _BUSY_SHARE = 0.1
 _LOOK_S = 0.2
@@ -29,7 +29,7 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class MachineState:
-    """`busy_cores`: cores at work while nothing of ours runs. `gpus` and the rest: as nvidia-smi says."""
+    """`busy_cores`: cores that other programs use. `gpus` and `gpu_processes`: output of nvidia-smi."""
 
     busy_cores: float | None
     cores: int
@@ -40,14 +40,14 @@ class MachineState:
 
 
 def observe(device: str) -> MachineState:
-    """Return the state now. Never raises: what cannot be asked is None or empty."""
+    """Return the current state. Never raises: what cannot be read is None or empty."""
     gpus: tuple[dict[str, str], ...] = ()
     processes: tuple[dict[str, str], ...] = ()
     if device == "cuda":
         gpus = _ask_gpus("--query-gpu", _GPU_FIELDS)
         processes = _ask_gpus("--query-compute-apps", ("pid", "used_memory"))
     governor = _first_line(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))
-    swapped = proc_figure("vmstat", "pswpout")  # 4 KiB pages, since the machine started
+    swapped = proc_figure("vmstat", "pswpout")  # 4 KiB pages since boot
     swapped = None if swapped is None else swapped * 4096
     return MachineState(_busy_cores(), usable_cores(), governor, swapped, gpus, processes)
 
@@ -58,13 +58,13 @@ def usable_cores() -> int:
 
 
 def available_memory() -> int | None:
-    """Return the bytes that could be allocated without swapping; None where the system does not tell."""
+    """Return the bytes that can be allocated without swapping; None if the system does not report them."""
     found = proc_figure("meminfo", "MemAvailable:")
     return None if found is None else found * 1024
 
 
 def doubts(config: Config, before: MachineState, after: MachineState) -> list[str]:
-    """Return what makes the figures of `config` doubtful, one sentence each; empty on a steady machine."""
+    """Return the reasons to doubt the figures of `config`, one sentence each; empty on a steady machine."""
     ranks_here = min(config.gpus, config.gpus_per_node)
     found = []
     if before.busy_cores is not None and before.busy_cores > _BUSY_SHARE * before.cores:
@@ -84,7 +84,7 @@ def doubts(config: Config, before: MachineState, after: MachineState) -> list[st
 
 
 def environment_of(config: Config, before: MachineState, after: MachineState) -> dict[str, object]:
-    """Return the part of a measured result's `environment` that says it."""
+    """Return `state` and `warnings` for the `environment` of a measured result."""
     return {
         "state": {"before": asdict(before), "after": asdict(after)},
         "warnings": doubts(config, before, after),
@@ -122,7 +122,7 @@ def _ask_gpus(query: str, fields: tuple[str, ...]) -> tuple[dict[str, str], ...]
 
 
 def _busy_cores() -> float | None:
-    """Return the cores at work over a moment; the load average would include this bench's own past work."""
+    """Return the cores in use during `_LOOK_S`; the load average would include this bench's earlier work."""
     first = _cpu_ticks()
     time.sleep(_LOOK_S)
     second = _cpu_ticks()
@@ -133,12 +133,12 @@ def _busy_cores() -> float | None:
 
 
 def _cpu_ticks() -> tuple[int, int] | None:
-    """Return (busy, all) ticks of all cores since the machine started, from /proc/stat's first line."""
+    """Return the (busy, total) ticks of all cores since boot, from /proc/stat's first line."""
     try:
         ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     except (OSError, ValueError):
         return None
-    idle = sum(ticks[3:5])  # idle and waiting for a disk
+    idle = sum(ticks[3:5])  # idle and iowait
     everything = sum(ticks[:8])
     return everything - idle, everything
 

@@ -1,10 +1,10 @@
-"""The provenance of a result besides its configuration, and the key made of both.
+"""The provenance of a result beyond its configuration, and the cache key of both.
 
     key = sha256( config + content of hardware and software profile + content of the data file + versions
                   + sources [+ machine] [+ the allocator's settings in the environment] )
 
-A resumed sweep runs a configuration again exactly when its key changed. The page and the command line are
-left out of the sources: they change how results are shown, not what they are.
+A resumed sweep reruns a configuration if and only if its key changed. Sources of pages and the command line
+are not hashed, because they change how results are shown, not the results.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def source_hash() -> str:
 
 
 def _source_files() -> Iterator[tuple[str, Path]]:
-    """Yield all files of the package with their names in it; in a checkout some of its folders are links."""
+    """Yield (name in the package, path) of all its files; in a checkout some of its folders are links."""
     for folder, _, files in os.walk(_PACKAGE, followlinks=True):
         for file in files:
             path = Path(folder, file)
@@ -58,7 +58,7 @@ def _source_files() -> Iterator[tuple[str, Path]]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions that results depend on; torch's without importing it."""
+    """Return the versions that results depend on; torch's version without importing torch."""
     return {
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    """Return a package's version; "not installed" for another machine's library, or run from a checkout."""
+    """Return a package's version, or "not installed": a library of another machine, or a plain checkout."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -76,7 +76,7 @@ def _version(package: str) -> str:
 
 
 def versions_of(config: Config) -> dict[str, str]:
-    """Return `versions` with the library whose modules a configuration runs, if any."""
+    """Return `versions`, and the version of the library whose model code a configuration runs, if any."""
     library = str(config.shape_given.get("family", "own"))
     library = library if library == "transformers" else config.settings.implementation
     if config.script is not None or library == "own":
@@ -86,15 +86,15 @@ def versions_of(config: Config) -> dict[str, str]:
 
 @functools.cache
 def machine() -> dict[str, str | int | None]:
-    """Return the machine that measured, as far as it is known without torch."""
+    """Return the machine that measured, described without torch."""
     return {"host": platform.node(), "processor": _processor(), "cores": os.cpu_count()}
 
 
 @functools.cache
 def git_revision() -> str | None:
-    """Return this project's revision, `+` if files differ from it; `None` outside a checkout."""
+    """Return this project's git revision, with `+` if files differ from it; `None` outside a checkout."""
     if not (_PACKAGE.parent / ".git").exists():
-        return None  # installed, perhaps below somebody else's checkout
+        return None  # installed, perhaps inside the checkout of another project
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -103,7 +103,7 @@ def git_revision() -> str | None:
 
 
 def environment(config: Config) -> dict[str, object]:
-    """Return the `environment` of a result. On `sim` it names nothing of this machine: results equal."""
+    """Return the `environment` of a result. On `sim` it never names this machine, for equal results."""
     recorded: dict[str, object] = {"versions": versions_of(config)}
     if config.device == "sim" and conf_in(os.environ):
         recorded["variables"] = {name: os.environ[name] for name in CONF_VARIABLES if name in os.environ}
@@ -119,7 +119,7 @@ def environment(config: Config) -> dict[str, object]:
 
 
 def content_key(config: Config) -> str:
-    """Return 64 hex digits: equal exactly when the result must be."""
+    """Return 64 hex digits, which are equal if and only if the results must be."""
     depends: dict[str, object] = {"config": config.identity(), "versions": versions_of(config)}
     if config.hardware is not None:
         depends["hardware"] = _content(load_profile, config.hardware)
@@ -142,8 +142,8 @@ def content_key(config: Config) -> str:
 
 
 def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
-    """Return why a `config.json` does not belong to its key and name; None where it does, and where that
-    depends on other versions, another machine, or files and packages of others."""
+    """Return why a `config.json` does not match its key and name. None if it matches, or if that cannot be
+    decided because of other versions, another machine, or files and packages from outside."""
     where = result.get("environment") or {}
     try:
         own = Config.from_dict(config)
@@ -168,8 +168,8 @@ def _content(load: Callable[[str], object], profile: str) -> str:
 
 
 def _data_content(path: Path) -> str:
-    """Return the content of a data file; of a folder (of images, perhaps a hundred gigabytes of them) the
-    names, sizes and times of its files."""
+    """Return a hash of a data file's content; for a folder, which may hold a hundred gigabytes of images, a
+    hash of the names, sizes and times of its files."""
     if path.is_file():
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -197,7 +197,7 @@ def _git(*arguments: str) -> str:
 
 
 def node_stated(hardware: str | None, gpus: int, per_node: int, used: int | None) -> dict[str, int]:
-    """Return `gpus_per_node` and `gpus_used_per_node` as one states them to get nodes of `per_node` GPUs."""
+    """Return `gpus_per_node` and `gpus_used_per_node` as options that give nodes of `per_node` GPUs."""
     whole = per_node
     with suppress(ProfileError):
         whole = load_profile(hardware).gpus_per_node if hardware is not None else per_node
@@ -206,7 +206,7 @@ def node_stated(hardware: str | None, gpus: int, per_node: int, used: int | None
 
 
 def nodes_of(config: Config) -> dict[str, int]:
-    """Return `gpus_per_node` and `gpus_used_per_node` as one states them to get the nodes of `config`."""
+    """Return `gpus_per_node` and `gpus_used_per_node` as options that give the nodes of `config`."""
     return node_stated(config.hardware, config.gpus, config.gpus_per_node, config.gpus_used_per_node)
 
 

@@ -1,6 +1,6 @@
-"""The ranks' records: `rank{r}_record.json` beside each trace, written whole or not at all.
+"""Rank records: `rank{r}_record.json` beside each trace, written atomically.
 
-A record is written once per outcome of the rank, also before an out-of-memory error unwinds.
+A rank writes its record once per outcome, and also before an out-of-memory error unwinds.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from fsdpbench.reports.result import Status as Status
 
 TRACE_FOLDER = "trace"
 STEPS_FILE = "steps.txt"
-"""In the folder of a script that runs: its steps so far, in words."""
+"""A file in the folder of a running script that lists its finished steps in words."""
 
 
 def write_record(record: RankRecord, folder: Path) -> Path:
-    """Write `record` into `folder`/trace, over an earlier one of its rank."""
+    """Write `record` into `folder`/trace, replacing an earlier record of its rank."""
     path = record_path(folder, record.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, to_json(record.to_dict(), 1))
@@ -28,17 +28,17 @@ def write_record(record: RankRecord, folder: Path) -> Path:
 
 
 def record_path(folder: Path, rank: int) -> Path:
-    """Return where a rank writes its record."""
+    """Return the path of a rank's record."""
     return folder / TRACE_FOLDER / f"rank{rank}_record.json"
 
 
 def trace_path(folder: Path, rank: int) -> Path:
-    """Return where a rank writes its trace."""
+    """Return the path of a rank's trace."""
     return folder / TRACE_FOLDER / f"rank{rank}_trace.json.gz"
 
 
 def read_records(folder: Path) -> list[RankRecord]:
-    """Return the ranks' records in `folder`, by rank, without broken files (of ranks that died writing)."""
+    """Return the ranks' records in `folder`, by rank; skip broken files of ranks that died while writing."""
     records = []
     for path in sorted((folder / TRACE_FOLDER).glob("rank*_record.json")):
         with contextlib.suppress(UnreadableError, msgspec.ValidationError):

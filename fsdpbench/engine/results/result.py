@@ -1,7 +1,7 @@
 """The result of one configuration, as `fsdpbench run --json` prints it (docs/reference/results.md).
 
-The bench adds what it knows (configuration, status, cause, environment); every figure comes from the trace
-files and the ranks' records through `reports`, on every device alike.
+This module adds configuration, status, cause and environment. All figures are computed from trace files and
+rank records by `reports`, in the same way on every device.
 """
 
 import traceback
@@ -32,20 +32,20 @@ _WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.OOM, Status.ERROR, Status.R
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the ranks of a configuration ended; `log`: the file that tells more, from the folder."""
+    """How the ranks of a configuration ended. `log`: a log file with details, relative to the folder."""
 
     status: Status
     cause: str | None = None
     log: str | None = None
 
     def __post_init__(self) -> None:
-        # A rank's words: torch's own go on for paragraphs, a script's may hold anything.
+        # A cause comes from a rank: torch's messages may have paragraphs, a script's may contain anything.
         if self.cause is not None:
             object.__setattr__(self, "cause", one_line(self.cause))
 
 
 def outcome_of_records(records: list[RankRecord], world_recorded: int) -> Outcome:
-    """Return a configuration's outcome from its ranks' records: the worst, or `crash` if one is missing."""
+    """Return a configuration's outcome: the worst of its ranks' records, or `crash` if one is missing."""
     by_status = {record.status: record for record in reversed(records)}
     for status in _WORST_FIRST:
         if status in by_status:
@@ -67,13 +67,13 @@ def record_result(
     cpu_s: float | None = None,
     draw: Draw | None = None,
 ) -> Result:
-    """Assemble the result of `config` from what is in `folder` and write `result.json` there, whole.
+    """Build the result of `config` from the files in `folder` and write `result.json` there atomically.
 
-    Where a trace cannot be read, that is the result; where the disk is full, the trace makes room for the
-    result that says so. `observed`: the machine's state around the run, for the result's `environment`.
-    `cpu_s`: processor time of the run, all ranks. `draw` is called with each trace and its analysis.
+    If a trace cannot be read, the result says so. If the disk is full, the trace is removed to make room for
+    a result that says so. `observed`: the machine's state around the run, for the result's `environment`.
+    `cpu_s`: processor time of all ranks. `draw` is called with each trace and its analysis.
 
-    Raises `OSError` if not even that can be written.
+    Raises `OSError` if even that cannot be written.
     """
     loader = next((record.loader for record in read_records(folder)[:1]), None)
     bench = {
@@ -101,14 +101,14 @@ def record_result(
 
 
 def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | None = None) -> Result:
-    """Return the result of the records and traces in `folder`; all of it but `bench`."""
+    """Return the result of the records and traces in `folder`, without `bench`."""
     records = read_records(folder)
     figures: dict[str, object] = {**nothing()}
-    # A later failure takes nothing from what was measured of a script before.
+    # Figures that were measured before a script failed are kept.
     measured = config.script is not None and bool(records) and bool(records[0].step_times_s)
     has_figures = outcome.status in (Status.OK, Status.RACE) or measured
     if has_figures:
-        # A script may end before tracing begins.
+        # A script may end before tracing starts.
         traced = config.measurement.traced_steps > 0 and not (config.script and not records[0].trace)
         analysis = Analysis(ranks=(), configurations={})
         if traced:
@@ -116,7 +116,7 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
         figures |= computed(records, analysis)
     first = records[0] if records else RankRecord(0, config.gpus, config.device)
     traces = (folder / TRACE_FOLDER).glob("*_trace.json.gz") if has_figures else ()
-    # What was asked for, unless the compiler is known to have made no graph of what ran.
+    # True if compilation was requested, unless the compiler is known to have made no graph.
     graphs = compiled_graphs(first.compilation) if first.step_times_s and first.compilation else True
     made = Result.of(
         _head(config, outcome, first, environment(config) | _doubts(config))
@@ -128,7 +128,7 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
 
 
 def _head(config: Config, outcome: Outcome, first: RankRecord, around: JsonObject) -> JsonObject:
-    """Return what a result says before its figures. `around`: its environment."""
+    """Return the part of a result before its figures. `around`: its environment."""
     cause = {"message": outcome.cause, "log": outcome.log}
     return {
         "schema": SCHEMA,
@@ -143,7 +143,7 @@ def _head(config: Config, outcome: Outcome, first: RankRecord, around: JsonObjec
 
 
 def not_applicable_result(config: Config, reasons: dict[str, str]) -> Result:
-    """Return the answer for a configuration that its system cannot do; nothing was run."""
+    """Return the result for a configuration that its system does not support; nothing was run."""
     because = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     outcome = Outcome(Status.NOT_APPLICABLE, f"{config.system} cannot run this: {because}")
     content = _head(config, outcome, RankRecord(0, config.gpus, config.device), environment(config))

@@ -1,11 +1,11 @@
-"""The folder of a sweep. The configuration folders are the record; everything else is derived from them.
+"""The folder of a sweep. The configuration folders hold all data; everything else is derived from them.
 
     runs/NAME/  sweep.toml  report.html  results.sqlite  .batches
       <config-name>-<key8>/  config.json  result.json  stdout.log  stderr.log  trace/rank0_trace.json.gz …
       <config-name>-<key8>.run2/ …         its second run, if it was repeated
 
-A configuration folder appears whole, by rename, or not at all: work in progress is in `.work-*` beside it.
-The index, `results.sqlite`, has the record's figures in one table, for queries.
+A configuration folder is complete when it appears, because it is renamed from `.work-*`, where work in
+progress is. The index, `results.sqlite`, has all figures in one table, for queries.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ REPORT_FILE = "report.html"
 _LOCK_FILE = ".lock"
 RESULT_FILE = "result.json"
 _WORK_PREFIX = ".work-"
-BATCHES_FOLDER = ".batches"  # a store too: what was simulated to find batches that fit
+BATCHES_FOLDER = ".batches"  # also a store: simulations that searched for the largest batch
 _OWN_PREFIXES = (_LOCK_FILE, _WORK_PREFIX, f".{SWEEP_FILE}.", BATCHES_FOLDER)
 _RUN_SUFFIX = ".run"
 _POINT_NAME = re.compile(r"-[0-9a-f]{8}$")
@@ -58,7 +58,7 @@ class StoredPoint:
 
 
 class Store:
-    """One sweep's folder. `Store.open_or_create` checks that it is one, or empty, or not there yet."""
+    """The folder of one sweep. `Store.open_or_create` checks that it is one, is empty, or does not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,13 +66,13 @@ class Store:
 
     @classmethod
     def open_or_create(cls, folder: Path) -> "Store":
-        """Raise `UsageError` if something else is in `folder`, `BenchError` if it cannot be written."""
+        """Raise `UsageError` if `folder` has other content, `BenchError` if it cannot be written."""
         store = cls(folder)
         try:
             if folder.exists() and not folder.is_dir():
                 raise UsageError(f"{folder} is a file, not a folder for runs; name another with -o")
             folder.mkdir(parents=True, exist_ok=True)
-            # Another command may just be making a run folder of it.
+            # Another command may be creating the run folder right now.
             foreign = any(not path.name.startswith(_OWN_PREFIXES) for path in folder.iterdir())
             if foreign and not (folder / SWEEP_FILE).exists():
                 raise UsageError(error_text("store.no_sweep_folder", folder, SWEEP_FILE))
@@ -96,7 +96,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder against a second sweep. Raises `UsageError` if one runs in it."""
+        """Lock the folder against other sweeps. Raises `UsageError` if one runs in it."""
         with self._lock.held():
             self._clear_leftovers()
             try:
@@ -106,7 +106,7 @@ class Store:
                     self._clear_leftovers()
 
     def write_space(self, space: Mapping[str, object], points: list[Config]) -> None:
-        """Record what this sweep is made of: its space, and the folders of its points in order."""
+        """Write `sweep.toml`: the space of this sweep, and the folders of its points in order."""
         names = [point_folder_name(config) for config in points]
         with disk_errors(self.folder):
             write_whole(self.folder / SWEEP_FILE, to_toml({**space, "points": names}))
@@ -119,8 +119,8 @@ class Store:
         return space
 
     def work_folder(self, config: Config, run: int = 1) -> Path:
-        """Return a fresh folder for a run of a configuration, `config.json` in it. Raises `BenchError` if the
-        lock that was held on the folder has gone to another sweep."""
+        """Create and return a folder for a run of a configuration, with its `config.json`. Raises
+        `BenchError` if another sweep has taken over the folder's lock."""
         self._lock.check()
         folder = self.folder / f"{_WORK_PREFIX}{point_folder_name(config, run)}"
         remove(folder)
@@ -129,7 +129,7 @@ class Store:
         return folder
 
     def commit(self, config: Config, work: Path, run: int = 1) -> Path:
-        """Make the finished `work` folder part of the record, instead of an earlier try.
+        """Rename the finished `work` folder to its final name, replacing an earlier try.
 
         Raises `OSError` if its result could not be written, `BenchError` if the folder's lock is lost.
         """
@@ -137,8 +137,8 @@ class Store:
         if not (work / RESULT_FILE).is_file():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         final = self.folder / point_folder_name(config, run)
-        if os.path.lexists(final):  # a link to nothing would be in the way too
-            # Aside first: killed between the two renames, the folder is missing, never half there.
+        if os.path.lexists(final):  # also true for a dangling link, which would block the rename
+            # Move the old folder away first: if the process is killed between renames, none is incomplete.
             aside = self.folder / f"{_WORK_PREFIX}old-{final.name}"
             remove(aside)
             os.rename(final, aside)
@@ -149,7 +149,7 @@ class Store:
         return final
 
     def runs(self, config: Config) -> list[Result]:
-        """Return the results of all whole runs of `config`, the first one first; none without that."""
+        """Return the results of all complete runs of `config` in order; empty if the first is missing."""
         first = self._own(point_folder_name(config))
         if first is None:
             return []
@@ -157,7 +157,7 @@ class Store:
         return [first.result, *(point.result for point in others if point is not None)]
 
     def statuses(self, points: Sequence[Config], repeat: int) -> dict[tuple[str, int], Status]:
-        """Return the status of the recorded runs of `points`, by content key and number of the run."""
+        """Return the status of the recorded runs of `points`, by content key and run number."""
         found = {}
         for config in points:
             for run in range(1, repeat + 1):
@@ -167,17 +167,17 @@ class Store:
         return found
 
     def replace_result(self, config: Config, result: Result) -> None:
-        """Write `result` over that of the first run of `config`, whole or not at all."""
+        """Atomically replace the result of the first run of `config`."""
         path = self.folder / point_folder_name(config) / RESULT_FILE
         write_whole(path, result.to_json())
 
     def drop_index(self) -> None:
-        """Remove the index: none is better than an old one. `fsdpbench report` makes it again."""
+        """Remove the index, because none is better than a stale one. `fsdpbench report` rebuilds it."""
         with contextlib.suppress(OSError):
             (self.folder / INDEX_FILE).unlink(missing_ok=True)
 
     def points(self) -> list[StoredPoint]:
-        """Return every whole configuration in the folder, by name. Broken ones run again."""
+        """Return every complete configuration in the folder, by name. A sweep reruns broken ones."""
         found = []
         try:
             paths = sorted(self.folder.iterdir())
@@ -192,13 +192,13 @@ class Store:
         return found
 
     def _own(self, name: str) -> StoredPoint | None:
-        """Return the point in a folder of this one. Links are for reports: nothing writes behind them."""
+        """Return the point in a folder of this store. Links are ignored: only reports follow them."""
         return None if (self.folder / name).is_symlink() else self._read(self.folder / name)
 
     @staticmethod
     def _read(folder: Path) -> StoredPoint | None:
-        """Return the point in `folder`; None if there is none, or a broken one: files that the report cannot
-        read either, a result of another configuration, contradicting figures."""
+        """Return the point in `folder`. None if there is none or it is broken: unreadable for the report, a
+        result of another configuration, contradicting figures."""
         try:
             config = read_json_object(folder / "config.json")
             result = Result.of(read_json_object(folder / RESULT_FILE))
@@ -220,7 +220,7 @@ class Store:
 
 
 def result_in(folder: Path) -> Result | None:
-    """Return the result in a configuration's folder; None without one that can be read."""
+    """Return the result in a configuration's folder; None if there is none or it cannot be read."""
     try:
         return Result.of(read_json_object(folder / RESULT_FILE))
     except ValueError:
@@ -228,7 +228,7 @@ def result_in(folder: Path) -> Result | None:
 
 
 def flaw_of(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
-    """Return why the content of a configuration's folder cannot be true; None if nothing says so."""
+    """Return why the files of a configuration's folder contradict each other; None if they do not."""
     return misfiled(folder.name, config, result) or another_key(config, result) or contradiction(result)
 
 
@@ -254,13 +254,13 @@ def _why_not_written(folder: Path, error: Exception) -> str:
 
 
 def point_folder_name(config: Config, run: int = 1) -> str:
-    """Return its name and the head of its key; further runs are beside the first with their number."""
+    """Return the folder's name: configuration and start of its key; `.run2` and so on for further runs."""
     name = f"{config.name}-{content_key(config)[:8]}"
     return name if run == 1 else f"{name}{_RUN_SUFFIX}{run}"
 
 
 def config_record(config: Config) -> JsonObject:
-    """Return the content of `config.json`: the configuration, its key, and how to repeat it."""
+    """Return the content of `config.json`: the configuration, its key, and the command to repeat it."""
     return {
         "schema": 1,
         "name": config.name,
@@ -273,7 +273,7 @@ def config_record(config: Config) -> JsonObject:
 
 
 def build_index(path: Path, points: Iterable[StoredPoint]) -> None:
-    """Write the index of `points` to `path`, whole or not at all. Raises `OSError`, `sqlite3.Error`."""
+    """Write the index of `points` to `path` atomically. Raises `OSError`, `sqlite3.Error`."""
     columns = ["folder", "name", "key", *_PLACE, "status", "cause", *SETTINGS]
     columns += [figure.in_index for figure in flat()] + ["result"]
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
@@ -288,7 +288,7 @@ def build_index(path: Path, points: Iterable[StoredPoint]) -> None:
 
 
 def refresh_index(store: "Store") -> None:
-    """Write the index of all in `store`, or print why it cannot be made: the folders are the record."""
+    """Write the index of `store`, or print why it cannot be written; the folders still have all results."""
     path = store.folder / INDEX_FILE
     try:
         build_index(path, store.points())
@@ -311,7 +311,7 @@ def _row(point: StoredPoint) -> list[Any]:
 
 
 def _cell(value: Any) -> Any:
-    """Return `value` as a database takes it: integers beyond 64 bits, lists and objects as text."""
+    """Return `value` in a type of the database: lists, objects and integers beyond 64 bits become text."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict | list) or (isinstance(value, int) and not -(2**63) <= value < 2**63):

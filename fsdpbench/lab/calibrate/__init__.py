@@ -1,1 +1,1 @@
-"""Measures a machine with GPUs and writes the hardware profile that simulates it."""
+"""Measurement of a machine with GPUs, and the hardware profile that is written from it."""

@@ -1,10 +1,10 @@
-"""The whole calibration: which figures are measured, in which order, and what the others are taken from.
+"""The whole calibration: which figures are measured, in which order, and where the others come from.
 
     base profile ─> compute, memory ─> products ─> attention ─> bandwidth ─> host, link ─> collectives ─> file
-                                  (each step sees what the ones before have measured)
+                                  (each step uses what earlier ones have measured)
 
-What this machine cannot tell (the network of one GPU, say) stays as the base profile has it and is listed
-under ``estimated`` in the file, so that every report says so.
+Figures that this machine cannot show (for example the network, on one GPU) stay those of the base profile.
+They are listed under ``estimated`` in the file, so that every report says so.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ _QUICK_LOAD_SECONDS = 0.5
 class Calibration:
     """A measured profile.
 
-    ``measured`` and ``assumed`` are dotted keys; ``errors`` are the fits' mean relative errors.
+    ``measured`` and ``assumed`` are dotted keys; ``errors`` are the mean relative errors of fits.
     """
 
     profile: HardwareProfile
@@ -55,9 +55,9 @@ class Calibration:
     errors: dict[str, float]
 
     def to_toml_tables(self) -> dict[str, object]:
-        """The file's content: the base, and above it all sections with a measured figure.
+        """Return the file's content: the base, and all sections with a measured figure, which override it.
 
-        All sections where the base is not a packaged profile, since a file builds on those alone.
+        All sections if the base is not a packaged profile, because a file can only build on those.
         """
         profile = self.profile
         measured = sorted({key.split(".")[0] for key in self.measured})
@@ -76,13 +76,13 @@ class Calibration:
         return tables
 
     def write(self, path: Path) -> None:
-        """Write the file, and look whether it can be read."""
+        """Write the file, and check that it can be read."""
         write_whole(path, to_toml(self.to_toml_tables()))
         load_profile(str(path))
 
 
 class _Run:
-    """The profile as far as it is measured, and the keys that were."""
+    """The profile as measured so far, and the measured keys."""
 
     def __init__(self, machine: Machine, profile: HardwareProfile) -> None:
         self.machine = machine
@@ -91,13 +91,13 @@ class _Run:
         self.errors: dict[str, float] = {}
 
     def take(self, section: str, value: Any, *kept: str) -> None:
-        """Put a measured section in; ``kept`` are fields of it that still are the base's."""
+        """Replace a section by its measurement; ``kept`` are its fields that were not measured."""
         self.profile = dataclasses.replace(self.profile, **{section: value})
         names = [field.name for field in dataclasses.fields(value) if field.name not in kept]
         self.measured += [f"{section}.{name}" for name in names]
 
     def take_fit(self, section: str, found: kernel_rates.Fit[Any], *kept: str) -> None:
-        """Put a fitted section in, with its error."""
+        """Replace a section by its fit, and record the fit's error."""
         self.errors[section] = found.mean_error
         self.take(section, found.section, *kept)
 
@@ -112,14 +112,14 @@ def calibrate(
 ) -> Calibration:
     """Measure ``machine`` and return its profile, called ``name``. Takes one to three minutes on a GPU.
 
-    ``base`` is the profile of the nearest known hardware. With several ranks all of them have to call this,
-    in a process group. ``report`` is called with each step as it begins.
+    ``base`` is the profile of the nearest known hardware. With several ranks, all must call this in a process
+    group. ``report`` is called with the title of each step when it begins.
     """
     run = _Run(machine, base)
     for title in _measure(run, _QUICK_LOAD_SECONDS if quick else _LOAD_SECONDS):
         report(title)
     node = machine.ranks_per_node if machine.world_size > 1 else base.gpus_per_node
-    # A network that was not measured stays shared out to the GPUs as it was.
+    # A network that was not measured keeps its bandwidth per GPU.
     nic = run.profile.nic if "nic.gb_s_per_node" in run.measured else base.with_nodes(node, None).nic
     profile = dataclasses.replace(
         run.profile,
@@ -130,17 +130,17 @@ def calibrate(
         nic=nic,
         sources=MappingProxyType({}),
         estimated=(),
-        # Of the base's software and chip; what was measured here is to price runs.
+        # These describe the base's software and chip; runs are priced by what was measured here.
         libraries=MappingProxyType({}),
         runs_use=(),
-        older=None,  # one generation was measured; a file on a base of two takes the other from there
+        older=None,  # only one generation of kernels was measured; a file has the older one of its base
     )
     assumed = tuple(key for key in all_keys(profile) if key not in run.measured)
     return Calibration(profile, base.name, tuple(run.measured), assumed, run.errors)
 
 
 def _measure(run: _Run, load_seconds: float) -> Iterator[str]:
-    """Measure step by step; the title of each step is yielded before it begins."""
+    """Measure step by step; yield the title of each step before it begins."""
     machine = run.machine
     yield "memory and multiprocessors"
     _chip(run)
@@ -179,7 +179,7 @@ def _chip(run: _Run) -> None:
     if peak == profile.memory.bandwidth_gb_s:
         kept.append("bandwidth_gb_s")
     if dist.is_initialized():
-        kept.append("context_mib")  # what communicators hold cannot be separated from the context any more
+        kept.append("context_mib")  # the communicators' memory cannot be separated from the context's
     else:
         context = outside / MIB
     memory = dataclasses.replace(
@@ -224,7 +224,7 @@ def _source(machine: Machine) -> str:
 
 
 def all_keys(profile: HardwareProfile) -> Iterator[str]:
-    """The dotted keys of all figures."""
+    """Yield the dotted keys of all figures."""
     for field in dataclasses.fields(profile):
         section = getattr(profile, field.name)
         if dataclasses.is_dataclass(section):
@@ -232,7 +232,7 @@ def all_keys(profile: HardwareProfile) -> Iterator[str]:
 
 
 def _table(value: Any) -> Any:
-    """A section as plain tables, lists and rounded numbers."""
+    """Return a section as plain tables, lists and rounded numbers."""
     if dataclasses.is_dataclass(value):
         return {field.name: _table(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if hasattr(value, "items"):
@@ -242,13 +242,13 @@ def _table(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-# What kernels of two streams take from each other: `ContentionProfile.kernel_share`.
+# How much kernels of two streams slow each other down: `ContentionProfile.kernel_share`.
 #     one stream    [product][product]...[product]                     L
 #     another       [copy][copy]...[copy]                              S, not longer
 #     both          [product, slowed][..........][product]             L + kernel_share * S
 #                   [copy, slowed][...]
-# A GPU fills with the blocks of one kernel what another leaves free. Two kernels that want the same then win
-# nothing (1), a product and a copy less than that.
+# A GPU runs blocks of one kernel on resources that another leaves free. Two kernels that need the same ones
+# gain nothing (1); a product and a copy overlap partly.
 
 _SIZE = 8192
 _PRODUCTS = 8
@@ -256,7 +256,7 @@ _ROUNDS = 5
 
 
 def measure_kernel_share(machine: Machine, contention: ContentionProfile) -> ContentionProfile:
-    """`contention` with the share that bf16 products and copies of this device show."""
+    """Return `contention` with the share measured by bf16 products and copies on this device."""
     a, source = machine.normal(_SIZE, _SIZE), machine.normal(_SIZE, _SIZE)
     target = machine.normal(_SIZE, _SIZE)
 
@@ -277,7 +277,7 @@ def measure_kernel_share(machine: Machine, contention: ContentionProfile) -> Con
 def _together(
     machine: Machine, product: Callable[[], object], copy: Callable[[], object], copies: int
 ) -> float:
-    """Seconds until products and copies on two streams are done, which begin at the same moment."""
+    """Return the seconds until products and copies are done that start together on two streams."""
     module = machine.module
     first, second = module.current_stream(), module.Stream()
     start, end = (module.Event(enable_timing=True) for _ in range(2))
@@ -296,7 +296,7 @@ def _together(
     return milliseconds / 1e3
 
 
-# Names since torch 2.13, which warns of the older ones.
+# Names since torch 2.13, which warns about the older ones.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _TINY = 1024
@@ -304,11 +304,11 @@ _BIG = 1 << 29
 
 
 def measure_nvlink(machine: Machine, profile: HardwareProfile, group: dist.ProcessGroup) -> NvlinkProfile:
-    """Measure all collectives inside one node; `group` holds its ranks, at least two. The latency is what the
-    smallest takes; the curves are the bus bandwidth above it, at the sizes that the base profile has."""
+    """Measure all collectives inside one node; `group` has its ranks, at least two. The latency is the time
+    of the smallest collective; curves are bus bandwidths without it, at the sizes in the base profile."""
     base, ranks = profile.nvlink, group.size()
     tiny = _seconds(machine, "all_gather", _TINY * ranks, group)
-    # The smallest collective is all latency: the base's parts of it keep their proportion.
+    # The smallest collective is all latency. The ratio of its parts is taken from the base.
     believed = base.base_us + base.per_rank_us * (ranks - 1)
     scale = tiny * 1e6 / believed if believed else 1.0
     base = dataclasses.replace(
@@ -323,7 +323,7 @@ def measure_nvlink(machine: Machine, profile: HardwareProfile, group: dist.Proce
 
 
 def measure_nic(machine: Machine, profile: HardwareProfile) -> NicProfile:
-    """Measure what a node sends together, by one large all-gather among all ranks of several nodes."""
+    """Measure a node's total send bandwidth, by one large all-gather among all ranks of several nodes."""
     size = dist.get_world_size()
     wire = _BIG * (size - 1) / size
     bandwidth = wire / _seconds(machine, "all_gather", _BIG, None) / 1e9
@@ -331,7 +331,7 @@ def measure_nic(machine: Machine, profile: HardwareProfile) -> NicProfile:
 
 
 def measure_contention(machine: Machine, profile: HardwareProfile) -> ContentionProfile:
-    """How much longer a product takes while an all-gather runs beside it."""
+    """Measure how much longer a product takes during an all-gather."""
     a = machine.normal(8192, 8192)
     alone = machine.device_seconds(lambda: a @ a)
     shard = torch.zeros(_BIG // dist.get_world_size(), dtype=torch.uint8, device=machine.device)
@@ -357,7 +357,7 @@ def measure_contention(machine: Machine, profile: HardwareProfile) -> Contention
 
 
 def _curve(machine: Machine, base: NvlinkProfile, kind: str, group: dist.ProcessGroup) -> LinkCurve:
-    """Bus bandwidth at the base's points, which count the bytes that one rank sends."""
+    """Return the bus bandwidth at the base's points, which count the bytes that one rank sends."""
     ranks = group.size()
     passes = 2 if kind == "all_reduce" else 1
     latency = (base.base_us + base.per_rank_us * passes * (ranks - 1)) * 1e-6
@@ -370,7 +370,7 @@ def _curve(machine: Machine, base: NvlinkProfile, kind: str, group: dist.Process
 
 
 def _seconds(machine: Machine, kind: str, nbytes: int, group: dist.ProcessGroup | None) -> float:
-    """Device time of one collective over a full buffer of ``nbytes`` (bf16)."""
+    """Return the device time of one collective over a whole buffer of ``nbytes`` (bf16)."""
     ranks = dist.get_world_size(group)
     whole = machine.normal(nbytes // 2)
     shard = machine.normal(nbytes // 2 // ranks)

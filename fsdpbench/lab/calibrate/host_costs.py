@@ -1,7 +1,7 @@
-"""The host's costs of operators, modules, hooks, events and allocations: `CpuProfile`, and the host link.
+"""The host's costs of operators, modules, hooks, events and allocations (`CpuProfile`), and the host link.
 
-Each figure is a difference or a slope, so that the loop around it cancels. The launch itself cannot be
-separated from the operator around it by a clock on the host: it stays as the base profile has it.
+Each figure is a difference or a slope, so that the cost of the measuring loop cancels. A clock on the host
+cannot separate the launch from its operator, so the launch time is the base profile's.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.sections import GIB, MIB, CpuProfile, HostLinkProfile
 
 _BLOCKS, _OPERATORS = 10, 3
-_NODES, _BACKWARD_VIEWS = 5, 5  # kernels and views of a block's backward
+_NODES, _BACKWARD_VIEWS = 5, 5  # kernels and views in a block's backward
 _SEGMENTS = (64 * MIB, 256 * MIB, GIB, 4 * GIB)
 _COPIES = (MIB, 16 * MIB, 256 * MIB)
 NOT_MEASURED = "launch_us"
 
 
 def measure_host(machine: Machine, profile: HardwareProfile) -> CpuProfile:
-    """Host costs in microseconds; never negative."""
+    """Return host costs in microseconds, none of them negative."""
     tensor = machine.normal(16)
     view = _us(machine, lambda: tensor.view(4, 4))
     block, backward = _network(machine)
@@ -43,7 +43,7 @@ def measure_host(machine: Machine, profile: HardwareProfile) -> CpuProfile:
         autograd_node_us=_positive(node - operator),
         module_call_us=module,
         hook_us=_positive(_us(machine, lambda: hooked(tensor)) - module),
-        python_call_us=module,  # as steps of FSDP say (ci/measured/host_time.txt)
+        python_call_us=module,  # an assumption from steps of FSDP (ci/measured/host_time.txt)
         collective_us=_collective(machine, profile),
         event_us=_event(machine),
         stream_us=_stream(machine),
@@ -56,7 +56,7 @@ def measure_host(machine: Machine, profile: HardwareProfile) -> CpuProfile:
 
 
 def measure_host_link(machine: Machine, base: HostLinkProfile) -> HostLinkProfile:
-    """Copies from the host's memory (pinned on a real GPU), as a line through three sizes."""
+    """Fit a line to copies of three sizes from the host's memory (pinned on a real GPU)."""
     seconds = []
     for size in _COPIES:
         host = torch.zeros(size, dtype=torch.uint8, pin_memory=not machine.simulated)
@@ -67,12 +67,12 @@ def measure_host_link(machine: Machine, base: HostLinkProfile) -> HostLinkProfil
         gb_s=1e-9 / slope,
         latency_us=_positive(constant * 1e6),
         memory_gb=base.memory_gb,
-        memory_gb_s=base.memory_gb_s,  # what a rank of a full node has of it is not seen from one
+        memory_gb_s=base.memory_gb_s,  # one rank cannot show its share of the bandwidth in a full node
     )
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Constant and slope of a line, small values weighing as much as large ones."""
+    """Return constant and slope of a line fitted by relative error."""
     matrix = np.stack([np.ones(len(x)), np.asarray(x, float)], axis=1)
     weights = 1 / np.asarray(y, float)
     solution, *_ = np.linalg.lstsq(matrix * weights[:, None], np.ones(len(x)), rcond=None)
@@ -88,7 +88,7 @@ def _positive(value: float) -> float:
 
 
 def _network(machine: Machine) -> tuple[float, float]:
-    """Microseconds of a block's forward and backward: linear layer, norm, product with a number."""
+    """Return microseconds of a block's forward and backward: linear layer, norm, product with a number."""
     leaves = [machine.normal(*shape).requires_grad_() for shape in ((16, 16), (16,), (16,), (16,)) * _BLOCKS]
     x = machine.normal(16, 16).requires_grad_()
 
@@ -110,7 +110,7 @@ def _event(machine: Machine) -> float:
 
 
 def _stream(machine: Machine) -> float:
-    """One switch: entering a stream's context and leaving it are two."""
+    """Return the time of one switch; entering and leaving a stream's context are two."""
     stream = machine.module.Stream()
 
     def switch() -> None:
@@ -128,7 +128,7 @@ def _collective(machine: Machine, profile: HardwareProfile) -> float:
 
 
 def _segments(machine: Machine) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(constant, per GiB) in microseconds of getting memory from the driver and of giving it back."""
+    """Return (constant, per GiB) in microseconds of allocating memory from the driver, and of freeing it."""
     largest = machine.module.mem_get_info()[0] // 2
     sizes = [size for size in _SEGMENTS if size < largest]
     malloc, free = [], []

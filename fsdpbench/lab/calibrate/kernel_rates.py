@@ -1,15 +1,15 @@
-"""Kernels: the figures of `GemmProfile`, `AttentionProfile` and `BandwidthProfile` from measured shapes.
+"""Kernel rates: fits the figures of `GemmProfile`, `AttentionProfile` and `BandwidthProfile` to measurements.
 
-The forward shapes of products are fitted by least squares on the logarithm, so that a small one counts as
-much as a large one. Weight gradients (first factor stored transposed) then give one factor, and a product
-repeated for seconds, until the chip is warm and its power limit holds, gives ``under_load``.
+Forward matrix products are fitted by least squares on the logarithm of their times, so that small and large
+ones count equally. Weight gradients (first factor stored transposed) give one more factor. A product that is
+repeated for seconds, until the chip is warm and power-limited, gives ``under_load``.
 
 Flash attention is measured through `scaled_dot_product_attention`, as models call it, warm and in both
-directions; so the rates hold under load, and its ``under_load`` is 1 in a calibrated profile.
+directions. So its rates already hold under load, and its ``under_load`` is 1 in a calibrated profile.
 
-Memory-bound kernels have the share of the peak bandwidth that each kind of operator reaches. Each kind is
-measured on the operators that training steps are full of, at their dtypes; their bytes are counted as the
-simulator counts them. The kind's share is the median over its operators.
+Memory-bound kernels have a share of the peak bandwidth for each kind of operator. Each kind is measured on
+operators that are frequent in training steps, with their usual dtypes; bytes are counted as in the
+simulator. The kind's share is the median over its operators.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True)
 class Fit(Generic[Section]):
-    """A fitted section, and how far it is from what was measured (mean share)."""
+    """A fitted section, and its mean relative error."""
 
     section: Section
     mean_error: float
@@ -58,8 +58,8 @@ def fit_section(
     errors_of: Callable[[Section], list[float]],
     fitted: Mapping[str, tuple[float, float, float]],
 ) -> Fit[Section]:
-    """Return `start` with the figures of `fitted` (lowest, highest, scale of a step) that explain best what
-    was measured. `errors_of`: logarithms of modelled over measured."""
+    """Return `start` with the figures in `fitted` (lowest, highest, scale of a step) that fit the
+    measurements best. `errors_of`: logarithms of modelled over measured times."""
     lowest, highest, scale = zip(*fitted.values(), strict=True)
 
     def section(values: Iterable[float]) -> Section:
@@ -77,7 +77,7 @@ def fit_section(
 
 
 def measure_gemm(machine: Machine, profile: HardwareProfile, load_seconds: float) -> Fit[GemmProfile]:
-    """Measure and fit bf16 products; what is not measured (the tiles) comes from ``profile``."""
+    """Measure and fit bf16 products; figures that are not measured (the tiles) come from ``profile``."""
     forward = {shape: _forward_seconds(machine, shape) for shape in FORWARD_SHAPES}
     found = fit_gemm(profile, forward)
     with_forward = dataclasses.replace(profile, gemm=found.section)
@@ -94,7 +94,7 @@ def measure_gemm(machine: Machine, profile: HardwareProfile, load_seconds: float
 
 
 def fit_gemm(profile: HardwareProfile, seconds: dict[Shape, float]) -> Fit[GemmProfile]:
-    """Return the section of a profile that explains measured products best."""
+    """Return the section that fits the measured products best."""
 
     def errors(section: GemmProfile) -> list[float]:
         cost = GemmCost(dataclasses.replace(profile, gemm=section))
@@ -114,14 +114,14 @@ def _forward_seconds(machine: Machine, shape: Shape) -> float:
 
 
 def _weight_seconds(machine: Machine, shape: Shape) -> float:
-    """The gradient of a weight ``(m, n)`` over ``k`` tokens."""
+    """Return the time of the gradient of a weight ``(m, n)`` over ``k`` tokens."""
     m, n, k = shape
     gradient, inputs = machine.normal(k, m), machine.normal(k, n)
     return machine.device_seconds(lambda: gradient.t() @ inputs)
 
 
 def _under_load(machine: Machine, load_seconds: float) -> float:
-    """Speed of a product after running it for a while, against a cool start; at most 1."""
+    """Return the speed of a product after running it for a while, relative to a cool start; at most 1."""
     m, n, k = _LOAD_SHAPE
     a, b = machine.normal(m, k), machine.normal(n, k)
 
@@ -145,7 +145,7 @@ class AttentionShape:
     head_dim: int
 
     def arguments(self) -> tuple[int, int, int, int, int, bool, str, None]:
-        """As `AttentionCost.seconds` takes them."""
+        """Return the arguments of `AttentionCost.seconds`."""
         return self.batch, self.heads, self.length, self.length, self.head_dim, True, "bf16", None
 
 
@@ -155,12 +155,11 @@ SHAPES = tuple(
     for heads, head_dim in ((16, 128), (32, 64))
 )
 _EXPLAINED = 0.02
-"""The mean error of a fit from which on the backward has a traffic of its own."""
-# Lowest, highest, scale of a step.
+"""If the mean error of a fit exceeds this, the backward also gets a traffic figure."""
 
 
 def measure_attention(machine: Machine, profile: HardwareProfile) -> Fit[AttentionProfile]:
-    """Measure and fit both directions."""
+    """Measure and fit attention forward and backward."""
     times = {shape: _seconds(machine, shape) for shape in SHAPES}
     found = fit_forward(profile, {shape: forward for shape, (forward, _) in times.items()})
     backward = fit_backward(profile, found.section, {shape: seconds for shape, (_, seconds) in times.items()})
@@ -169,7 +168,7 @@ def measure_attention(machine: Machine, profile: HardwareProfile) -> Fit[Attenti
 
 
 def fit_forward(profile: HardwareProfile, seconds: dict[AttentionShape, float]) -> Fit[AttentionProfile]:
-    """Return the section that explains the forward's times best."""
+    """Return the section that fits the forward's times best."""
     start = dataclasses.replace(profile.attention, under_load=1.0)
     return fit_section(
         start, lambda section: _errors(profile, section, "forward", seconds), _FITTED_ATTENTION
@@ -179,7 +178,7 @@ def fit_forward(profile: HardwareProfile, seconds: dict[AttentionShape, float]) 
 def fit_backward(
     profile: HardwareProfile, section: AttentionProfile, seconds: dict[AttentionShape, float]
 ) -> AttentionProfile:
-    """Return `section` with the backward's rate, and its traffic where the rate alone explains little."""
+    """Return `section` with the backward's rate, and its traffic if the rate alone does not fit."""
 
     def errors(tried: AttentionProfile) -> list[float]:
         return _errors(profile, tried, "backward", seconds)
@@ -204,7 +203,7 @@ def _errors(
 
 
 def _efficient_share(machine: Machine) -> float:
-    """Return the time of the kernel that torch takes by itself over the memory-efficient one's, at most 1."""
+    """Return the time of torch's default kernel over that of the memory-efficient one, at most 1."""
     shape = max(SHAPES, key=lambda each: (each.head_dim, each.length))
     own = sum(_seconds(machine, shape))
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
@@ -212,7 +211,7 @@ def _efficient_share(machine: Machine) -> float:
 
 
 def _seconds(machine: Machine, shape: AttentionShape) -> tuple[float, float]:
-    """Forward and backward of one shape."""
+    """Return the seconds of forward and backward for one shape."""
     query, key, value = (
         machine.normal(shape.batch, shape.heads, shape.length, shape.head_dim).requires_grad_()
         for _ in range(3)
@@ -238,7 +237,7 @@ _BEST_SHARE = 0.93
 
 
 def measure_bandwidth(machine: Machine, profile: HardwareProfile) -> BandwidthProfile:
-    """Shares by kind and the smallest kernel's time, against the peak bandwidth of ``profile``."""
+    """Measure the share of the peak bandwidth for each kind, and the smallest kernel's time."""
     tiny = machine.normal(16)
     floor = machine.device_seconds(lambda: tiny.add_(1), repeats=50)
     efficiency = dict(profile.bandwidth.efficiency)
@@ -251,9 +250,9 @@ def measure_bandwidth(machine: Machine, profile: HardwareProfile) -> BandwidthPr
 
 
 def peak_bandwidth(machine: Machine, profile: HardwareProfile) -> float:
-    """GB/s of the memory at best: the base's, unless a plain sweep through memory comes too near to it.
+    """Return the memory's peak bandwidth in GB/s: the base's, unless a measured sweep comes too close to it.
 
-    No kernel reaches its data sheet's figure. One that seems to runs on other memory than the base's.
+    No kernel reaches the figure of a data sheet. If one seems to, the memory is not that of the base.
     """
     whole = machine.normal(_SWEPT)
     reached = 2 * _SWEPT / machine.device_seconds(lambda: whole.mul_(2)) / 1e9 * whole.element_size()
@@ -275,7 +274,7 @@ def _tensor(device: torch.device, *shape: int, dtype: torch.dtype = torch.bfloat
 def _call(
     operator: Callable[..., object], *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16
 ) -> Work:
-    """Return the work of calling `operator` with zeros of these shapes."""
+    """Return a `Work` that calls `operator` with zeros of these shapes."""
 
     def prepare(device: torch.device) -> Callable[[], object]:
         return partial(operator, *(_tensor(device, *shape, dtype=dtype) for shape in shapes))
@@ -331,13 +330,13 @@ _WORKS: dict[str, tuple[Work, ...]] = {
 }
 
 
-# What the simulator's cost models see of a piece of work: the bytes that its kernels move.
-# A bandwidth efficiency only means something against the bytes that the simulator will divide it by. So the
-# work runs once on meta tensors, and the simulator's own price list says what it moves.
+# The bytes that the simulator's cost models assign to a piece of work.
+# A bandwidth efficiency is meaningful only for the bytes that the simulator divides by it. Therefore the work
+# runs once on meta tensors, and the simulator's own prices give its bytes.
 
 
 def bytes_moved(run: Callable[[torch.device], Callable[[], object]], profile: HardwareProfile) -> float:
-    """Bytes that the memory-bound kernels of ``run`` move, where ``run(device)`` prepares it."""
+    """Return the bytes that memory-bound kernels of ``run`` move; ``run(device)`` prepares the work."""
     meter = _Meter(profile)
     work = run(torch.device("meta"))
     with meter:
@@ -346,7 +345,7 @@ def bytes_moved(run: Callable[[torch.device], Callable[[], object]], profile: Ha
 
 
 class _Meter(TorchDispatchMode):
-    """Adds up what operators cost on a machine whose only cost is its memory's peak bandwidth."""
+    """Sums operators' costs on a machine whose only cost is its memory's peak bandwidth."""
 
     def __init__(self, profile: HardwareProfile) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
-"""The machine under measurement: one device, its clock and the host's.
+"""The machine under measurement: one device, its clock and the host's clock.
 
-A kernel is timed by events around many runs of it, all queued behind a long kernel, so that the host is ahead
+A kernel is timed with events around many runs of it, all queued behind a long kernel. So the host is ahead,
 and the device never waits for it:
 
     host     [filler][e0][k][k][k][e1]
     device   [====== filler ======][k][k][k]
                                   e0       e1
 
-A real GPU and a simulated one answer the same questions. Calibrating a simulated machine must give its own
-profile back, and that is how the calibration is tested where there is no GPU.
+Real and simulated GPUs have the same interface. Calibrating a simulated machine must return its own
+profile; that tests the calibration without a GPU.
 """
 
 import statistics
@@ -30,9 +30,9 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class Machine:
-    """One device of a machine, and what its ranks are.
+    """One device of a machine, and its rank.
 
-    ``host_ns`` reads the host's clock. ``ranks_per_node`` of the ``world_size`` ranks run on one node.
+    ``host_ns`` reads the host's clock. ``ranks_per_node`` of the ``world_size`` ranks run on each node.
     """
 
     device: torch.device
@@ -52,22 +52,22 @@ class Machine:
 
     @property
     def simulated(self) -> bool:
-        """Whether the device is a simulated one."""
+        """Return whether the device is simulated."""
         return self.device.type == "sim"
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """Return standard normal values: on zeros a GPU draws less power and keeps a higher clock."""
+        """Return standard normal values. With zeros a GPU would draw less power and keep a higher clock."""
         return torch.randn(shape, dtype=dtype, device=self.device)
 
     def device_seconds(self, run: Callable[[], object], repeats: int = 10) -> float:
-        """Seconds that the device needs for one ``run``: the median of some rounds of ``repeats``."""
+        """Return device seconds of one ``run``: the median over several rounds of ``repeats``."""
         run()
         filler = self.normal(_FILLER, _FILLER)
         rounds = [self._round(run, repeats, filler) for _ in range(_ROUNDS)]
         return statistics.median(rounds)
 
     def host_seconds(self, run: Callable[[], object], repeats: int = 100) -> float:
-        """Seconds that the host is occupied by one ``run``, which must not wait for the device."""
+        """Return host seconds of one ``run``, which must not wait for the device."""
         run()
         rounds = []
         for _ in range(_ROUNDS):
@@ -80,7 +80,7 @@ class Machine:
         return statistics.median(rounds)
 
     def blocking_seconds(self, run: Callable[[], object]) -> float:
-        """Seconds until one ``run`` and all its device work are done; the device is idle before."""
+        """Return the seconds until one ``run`` and its device work are done; the device is idle before."""
         self.module.synchronize()
         start = self.host_ns()
         run()
@@ -100,7 +100,7 @@ class Machine:
 
 
 def cuda_machine() -> Machine:
-    """The GPU of this process, among the ranks that torchrun's environment names (one without it)."""
+    """Return this process's GPU, and its rank in torchrun's environment (without it, a single rank)."""
     local = number_of_launcher("LOCAL_RANK", 0)
     device = torch.device("cuda", local)
     torch.cuda.set_device(device)
@@ -115,7 +115,7 @@ def cuda_machine() -> Machine:
 
 
 def simulated_machine(hardware: str, gpus: int) -> Machine:
-    """A simulated GPU of a profile, with its process group."""
+    """Return a simulated GPU of a profile, with its process group."""
     from fsdpbench.sim import Simulation
 
     profile = load_profile(hardware)
@@ -137,7 +137,7 @@ def base_for(machine: Machine, named: str | None) -> HardwareProfile:
 
 
 def packaged(name: str | None, otherwise: str) -> HardwareProfile:
-    """Return the packaged profile `name`. Raises `UsageError`: `otherwise`, and the known ones."""
+    """Return the packaged profile `name`. Raises `UsageError` with `otherwise` and the known names."""
     if name not in profile_names():
         raise UsageError(f"{otherwise} ({', '.join(profile_names())})")
     return load_profile(name)

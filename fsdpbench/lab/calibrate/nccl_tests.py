@@ -1,6 +1,6 @@
-"""Read what NVIDIA's nccl-tests print: `all_gather_perf` and its siblings, as text or JSON.
+"""Reader of the output of NVIDIA's nccl-tests: `all_gather_perf` and its siblings, as text or JSON.
 
-A file holds one or several tables. The lines above a table name its ranks and their hosts, its columns, and
+A file has one or more tables. The lines above a table give its ranks with their hosts, its columns, and
 (newer versions) the collective:
 
     # Collective test starting: all_gather_perf
@@ -8,9 +8,9 @@ A file holds one or several tables. The lines above a table name its ranks and t
     #       size         count      type   redop    root     time   algbw   busbw #wrong     time  ...
          1048576         32768     float    none      -1    78.35   13.38   12.55      0    77.89  ...
 
-Older versions do not name the collective. Bus bandwidth over algorithm bandwidth is 2(n-1)/n for all-reduce
-and (n-1)/n for all-gather, reduce-scatter and all-to-all, of which reduce-scatter alone has a reduction and
-all-to-all alone has no times in place.
+Older versions do not name the collective. It follows from bus bandwidth over algorithm bandwidth: 2(n-1)/n
+for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all. Of these, only reduce-scatter has a
+reduction, and only all-to-all has no in-place times.
 """
 
 import itertools
@@ -32,7 +32,7 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 _PROGRAMS = {f"{kind.replace('_to_', 'to')}_perf": kind for kind in KINDS}
 _PROGRAM = re.compile(r"\b(\w+_perf)\b")
 _RANK = re.compile(r"#\s+Rank\s+(\d+) (?:Group\s+(\d+) )?Pid\s+\d+ on\s+(\S+) device")
-# Launchers put the rank before each line: `[1,0]<stdout>:`, `0: `.
+# Launchers prefix each line with the rank: `[1,0]<stdout>:`, `0: `.
 _LAUNCHER = re.compile(r"^(?:\[\d+,\d+\]<std\w+>:|\s?\d+: )")
 _MOST_POINTS = 100_000
 _RATIO_IS_ROUNDED_BY = 0.03
@@ -40,7 +40,7 @@ _RATIO_IS_ROUNDED_BY = 0.03
 
 @dataclass(frozen=True)
 class Point:
-    """One measured collective: the full buffer's bytes and the time in us, among `ranks` on `nodes`."""
+    """One measured collective among `ranks` on `nodes`: the whole buffer's bytes, and the time in us."""
 
     kind: str
     nbytes: int
@@ -54,7 +54,7 @@ class Point:
 
 @dataclass
 class _Table:
-    """Hold a table while its lines are read, as far as it is known."""
+    """A table while its lines are being read."""
 
     program: str = ""
     hosts: dict[int, str] = field(default_factory=dict)
@@ -65,8 +65,8 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of a table: bytes, the operation of a reduction, time (us) and ratio of bus to algorithm
-    bandwidth; `in_place`: it has a time in place too."""
+    """A line of a table: bytes, reduction operation, time (us) and ratio of bus to algorithm bandwidth;
+    `in_place`: it also has an in-place time."""
 
     nbytes: int
     reduction: str
@@ -76,11 +76,11 @@ class _Row:
 
 
 def points_of_files(paths: Sequence[Path]) -> list[Point]:
-    """Read every table of the files.
+    """Return the points of all tables in the files.
 
     Raises:
-        UsageError: a file cannot be read, holds no table, or does not say which ranks took part; the error
-            names the file and what is missing.
+        UsageError: a file cannot be read, has no table, or does not name its ranks; the message names the
+            file and what is missing.
     """
     found = [point for path in paths for point in _points_of_file(path)]
     if len(found) > _MOST_POINTS:
@@ -120,7 +120,7 @@ def _points(path: Path, table: _Table) -> Iterator[Point]:
 
 
 def _kind(path: Path, table: _Table, ranks: int) -> str | None:
-    """Return the collective of a table, None for one that training with FSDP does not use."""
+    """Return the collective of a table; None if training with FSDP does not use it."""
     rows = [row for row in table.rows if not math.isnan(row.ratio)]
     ratio = rows[-1].ratio if rows else math.nan
     once = (ranks - 1) / ranks
@@ -161,7 +161,7 @@ def _of_text(text: str) -> Iterator[_Table]:
 
 
 def _row(line: str, columns: Sequence[str]) -> "_Row | None":
-    """Return the row that the line is, None where it is another line."""
+    """Return the row that the line contains; None if it is not a row."""
     words = line.split()
     if not columns or len(words) < len(columns) or not words[0].isdecimal():
         return None
@@ -211,7 +211,7 @@ class _Device(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """Hold the file that nccl-tests write with `-J FILE`; keys that are not read may be there."""
+    """The file that nccl-tests write with `-J FILE`; other keys are ignored."""
 
     results: list[_JsonRow]
     devices: list[_Device] = []

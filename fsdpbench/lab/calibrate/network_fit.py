@@ -1,16 +1,16 @@
 """Fit a profile's network to measured collectives (`nccl_tests.py`).
 
-Between nodes these figures of the base profile are replaced, by which one cluster differs from the next in
-`sim.model.network`:
+Between nodes, the figures that differ between clusters are fitted (see `sim.model.network`) and replace those
+of the base profile:
 
     bandwidth   nic.gb_s_per_node (achieved, so `nic.efficiency` becomes 1)
-    latency     the hops' nic_hop_us of every protocol, by one factor
-    call        nic.base_us; with one number of nodes, where it cannot be separated, by the factor of latency
-    tree        nic.tree_share, where an all-reduce among three or more nodes was measured
+    latency     nic_hop_us of every protocol, scaled by one factor
+    call        nic.base_us; with a single number of nodes it cannot be separated: scaled like latency
+    tree        nic.tree_share, if an all-reduce among three or more nodes was measured
 
-They minimise the squared logarithms of measured over simulated times, so that each size counts alike; a
-robust loss keeps one bad size from moving the rest. A figure that the sizes hardly depend on stays the base's
-and is reported as such. Inside a node the measured times themselves become curves, one for each collective
+The fit minimizes the squared logarithms of measured over simulated times, so that all sizes count equally. A
+robust loss limits the influence of a single bad size. A figure on which the sizes hardly depend keeps the
+base's value, and is reported. Inside a node the measured times become curves, one for each collective
 and number of ranks.
 """
 
@@ -36,18 +36,18 @@ from fsdpbench.sim.model.sections import RankCurve
 
 LIBRARY = "nccl-tests"
 _BANDWIDTH, _LATENCY, _CALL, _TREE = "bandwidth", "latency", "call", "tree"
-# A figure is fitted where 10 % less of it moves some measured time by at least 2 %.
+# A figure is fitted if reducing it by 10 % changes some measured time by at least 2 %.
 _STEP, _LEAST_EFFECT = math.log(0.9), 0.02
-_FARTHEST = math.log(30.0)  # from the best of the grid: farther steps leave the range of a profile
+_FARTHEST = math.log(30.0)  # from the best of the grid; beyond it, values are invalid in a profile
 _MOST_CURVE_POINTS = 40
 
 
 @dataclass(frozen=True)
 class NetworkFit:
-    """A profile with a fitted network, and how well it repeats the measured times.
+    """A profile with a fitted network, and how well it reproduces the measured times.
 
-    `fitted` are the figures that the sizes determine, `kept` those that stay the base's; `errors` is
-    simulated over measured less 1, in the order of `between`.
+    `fitted` are the figures that the sizes determine, `kept` those that keep the base's value; `errors` are
+    simulated over measured, minus 1, in the order of `between`.
     """
 
     profile: HardwareProfile
@@ -68,7 +68,7 @@ class NetworkFit:
         return max(pairs, key=lambda pair: abs(pair[0]), default=None)
 
     def lines(self, before: HardwareProfile) -> list[str]:
-        """Return what was found, beside the figures of the profile `before`, a fact a line."""
+        """Return the findings next to the figures of the profile `before`, one fact per line."""
         nic, old = self.profile.nic, before.nic
         found = []
         if self.between:
@@ -91,7 +91,7 @@ class NetworkFit:
         return found
 
     def record(self, path: Path, before: HardwareProfile) -> dict[str, object]:
-        """Return the same as JSON's content."""
+        """Return the same as `lines` as JSON."""
         worst = self.worst
         return {
             "schema": 1,
@@ -108,7 +108,7 @@ class NetworkFit:
         }
 
     def write(self, path: Path, base: str) -> None:
-        """Write the profile's file on the packaged profile `base`."""
+        """Write the profile's file, based on the packaged profile `base`."""
         before = load_profile(base)
         measured = {f"nic.{name}" for name in ("gb_s_per_node", "efficiency")} if self.between else set()
         measured |= {"nic.base_us", "nic.protocols"} if _LATENCY in self.fitted else set()
@@ -131,16 +131,16 @@ class NetworkFit:
 
 
 def slowest_hop_us(profile: HardwareProfile) -> float:
-    """Return the latency in us of a hop between nodes, of the protocol for large buffers."""
+    """Return the latency in us of a hop between nodes with the protocol for large buffers."""
     return max(protocol.nic_hop_us for protocol in profile.nic.protocols)
 
 
 def fit_network(points: Sequence[Point], base: HardwareProfile, node: int | None = None) -> NetworkFit:
-    """Fit the network of `base` to `points`, on nodes of `node` GPUs (None: as many as were measured).
+    """Fit the network of `base` to `points`, on nodes of `node` GPUs (None: as measured).
 
     Raises:
-        UsageError: nothing measured can be compared, or the times are so far from any network of this kind
-            that the fit would be without meaning.
+        UsageError: no measured collective can be compared, or the times are so far from any such network
+            that a fit would be meaningless.
     """
     between = tuple(point for point in points if point.nodes > 1)
     inside = tuple(point for point in points if point.nodes == 1 and point.ranks > 1)
@@ -180,7 +180,7 @@ def _fitted(profile: HardwareProfile, names: Sequence[str], between: Sequence[Po
     def residuals(logs: np.ndarray) -> np.ndarray:
         return _residuals(_scaled(profile, dict(zip(names, map(float, logs), strict=True))), between)
 
-    # Times change with protocol and tree by kinks, so the search begins at the best of a coarse grid.
+    # Times have kinks where protocol or tree changes, so start the search at the best of a coarse grid.
     rest = [0.0] * (len(names) - 2)
     latencies = (0.4, 1.0, 2.5) if _LATENCY in names else (1.0,)
     grid = [
@@ -191,7 +191,7 @@ def _fitted(profile: HardwareProfile, names: Sequence[str], between: Sequence[Po
     start = min(grid, key=lambda logs: float(np.abs(residuals(logs)).sum()))
 
     def slopes(logs: np.ndarray) -> np.ndarray:
-        # Simulated times are whole nanoseconds: a step of scipy's own size would not move them.
+        # Simulated times are whole nanoseconds, so scipy's default step size would not change them.
         steps = np.eye(len(names)) * -_STEP
         return np.column_stack([(residuals(logs + step) - residuals(logs)) / -_STEP for step in steps])
 
@@ -201,7 +201,7 @@ def _fitted(profile: HardwareProfile, names: Sequence[str], between: Sequence[Po
 
 
 def _scaled(profile: HardwareProfile, logs: dict[str, float]) -> HardwareProfile:
-    """Return the profile with figures of its network multiplied by exp(logs)."""
+    """Return the profile with its network figures multiplied by exp(logs)."""
     nic, latency = profile.nic, math.exp(logs.get(_LATENCY, 0.0))
     scaled = dataclasses.replace(
         nic,
@@ -228,13 +228,13 @@ def _residuals(profile: HardwareProfile, points: Sequence[Point]) -> np.ndarray:
 
 
 def _effect(profile: HardwareProfile, name: str, points: Sequence[Point]) -> float:
-    """Return the largest change of a point's time with 10 % less of a figure, as a logarithm."""
+    """Return the largest change of a point's time, as a logarithm, if a figure is reduced by 10 %."""
     moved = _residuals(_scaled(profile, {name: _STEP}), points)
     return float(np.abs(moved - _residuals(profile, points)).max())
 
 
 def _with_curves(profile: HardwareProfile, inside: Sequence[Point]) -> HardwareProfile:
-    """Return the profile with measured curves inside a node, which price training runs before any other."""
+    """Return the profile with measured curves inside a node, which take precedence for training runs."""
     from fsdpbench.sim.model.sections import LibraryTables
 
     times: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -251,7 +251,7 @@ def _with_curves(profile: HardwareProfile, inside: Sequence[Point]) -> HardwareP
 
 
 def _rising(by_size: dict[int, list[float]]) -> tuple[tuple[float, float], ...]:
-    """Return points of bytes and median us that never fall with the bytes."""
+    """Return points of bytes and median us; the times never decrease."""
     sizes = sorted(by_size)
     kept = sizes[:: math.ceil(len(sizes) / _MOST_CURVE_POINTS)]
     times = np.maximum.accumulate([statistics.median(by_size[size]) for size in kept])

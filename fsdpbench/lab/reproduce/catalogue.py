@@ -1,8 +1,8 @@
 """All figures of `fsdpbench reproduce fsdp-paper`, in the order of the page.
 
-`figures.toml` says how a figure is made of the validation's cases, `claims.csv` what it says,
+`figures.toml` defines how a figure is built from the validation's cases, `claims.csv` what it claims, and
 `open_settings.toml` which values unpublished settings may have had: the variants behind each band. The
-figures are of the FSDP paper (arXiv 2304.11277; PVLDB 16:12), of PyTorch 1.11's announcement and of an issue.
+figures are from the FSDP paper (arXiv 2304.11277; PVLDB 16:12), PyTorch 1.11's announcement and an issue.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from fsdpbench.lab.validation.paper_network import network_predictions
 from fsdpbench.lab.validation.runs.case import Case, Figure, PublishedFigure, known_cases, published
 
 _OF_2022 = "a100-40gb"
-"""All runs of the announcement were on such GPUs."""
+"""The GPUs of all runs in the announcement."""
 _LARGEST_T5 = "t5-11b"
 _DRAWN = PublishedFigure("5", "arXiv 2304.11277, Fig 5 (a drawing without figures)", "", "", (), {})
 
@@ -36,7 +36,7 @@ class _Traced:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """A table of `figures.toml`, which says what its keys are."""
+    """A table of `figures.toml`, whose comments explain its keys."""
 
     drawing: Drawing
     case: str | dict[str, str] = ""
@@ -79,11 +79,11 @@ _RECIPES = {
 }
 _CLAIMS = typed_rows(__file__, "claims.csv", _Row)
 NAMES = tuple(_RECIPES)
-"""What `--only` takes: the paper's figures, the runs of PyTorch 1.11's announcement, an issue of PyTorch."""
+"""The names for `--only`: figures of the paper, runs of PyTorch 1.11's announcement, an issue of PyTorch."""
 
 
 def figures(folder: Path, only: Sequence[str] = ()) -> list[PaperFigure]:
-    """The figures named in `only` (none: all); profiles of machines that variants need go to `folder`."""
+    """Return the figures in `only` (default: all); write profiles that variants need to `folder`."""
     cases = {case.name: _stated(case) for case in known_cases("gpt", "t5", "open")}
     return [_figure(name, cases, folder) for name in NAMES if not only or name in only]
 
@@ -96,7 +96,7 @@ def _figure(name: str, cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     points = []
     for series, values in about.series.items():
         for x, value in zip(about.x, values, strict=True):
-            called = _case_name(recipe, about, series, x)  # or how the name begins
+            called = _case_name(recipe, about, series, x)  # or the beginning of the name
             case = known.get(called) or next(each for each in known.values() if each.name.startswith(called))
             if name == "2022":
                 case = dataclasses.replace(case, hardware=_OF_2022)
@@ -133,18 +133,18 @@ def _kind(recipe: _Recipe, series: str) -> Figure:
 
 # The runs as the FSDP paper states them; what a figure leaves open is taken from the paper's other runs.
 # 6a  BF16 was turned on for the 11B model (section 5.2): the small ones are in TF32, torch's default for
-#     products until 1.12, as 27 TFLOPS exceed an A100's 19.5 in fp32; batch and GPUs are those of
+#     products until 1.12, because 27 TFLOPS exceed an A100's 19.5 in fp32; batch and GPUs are those of
 #     figure 7c at which T5-11B was published with the same TFLOPS
 # 6c  no dtype is stated: BF16 and recomputation, as in section 5.4
 # 7, 8  BF16 mixed precision, recomputation and Adam are stated (section 5.4)
-# T5  Hugging Face's model is stated: its attention is written out, with dropout of 0.1
+# T5  Hugging Face's model is stated: its attention is not fused, with dropout of 0.1
 
 _OF_SECTION_5_4 = {"param_dtype": "bf16", "reduce_dtype": "bf16", "activation_checkpointing": "full"}
 
 
 def _on_its_machine(figure: str, case: Case, folder: Path) -> Case:
-    """A run of the announcement, with parameters on the host, or of figure 6a, its small models in TF32: on a
-    machine whose profile is written to `folder`."""
+    """Return a run of the announcement (parameters on the host) or a small model of figure 6a (TF32) on a
+    special machine, whose profile is written to `folder`; other cases unchanged."""
     if figure == "2022":
         return on_machine("roomy", case, folder)
     small = figure == "6a" and case.model != _LARGEST_T5
@@ -168,7 +168,7 @@ class _Network:
 
 @dataclass(frozen=True)
 class _Open:
-    """A table of `open_settings.toml`, which says what its keys are."""
+    """A table of `open_settings.toml`, whose comments explain its keys."""
 
     words: str
     contradicts: str = ""
@@ -184,7 +184,7 @@ class _Open:
     network: _Network | None = None
 
     def change(self, case: Case, folder: Path) -> Case | None:
-        """Return the changed case, None where it stays as it is; profiles of machines go to `folder`."""
+        """Return the changed case, None if nothing changes; profiles of machines are written to `folder`."""
         if (
             not case.model.startswith(self.models)
             or (self.gpus and case.gpus not in self.gpus)
@@ -208,7 +208,7 @@ _OPEN = msgspec.convert(_TABLES, dict[str, tuple[_Open, ...]])
 
 
 def variants(name: str, folder: Path) -> tuple[Variant, ...]:
-    """Return the variants of one name; profiles of machines that they need go to `folder`."""
+    """Return the variants called `name`; profiles of machines that they need are written to `folder`."""
     return tuple(_variant(each, folder) for each in _OPEN[name])
 
 
@@ -220,7 +220,7 @@ def _variant(each: _Open, folder: Path) -> Variant:
 
 
 def on_machine(machine: str, case: Case, folder: Path) -> Case:
-    """Return the case with the keys of `machine` ("": its chip's), whose profile is written to `folder`."""
+    """Return the case with the keys of `machine` ("": its chip's); its profile is written to `folder`."""
     if not machine:
         return dataclasses.replace(case, hardware=case.profile)
     name = f"{case.hardware}-{machine}"

@@ -1,8 +1,8 @@
-"""A figure of a publication as it is simulated: its points, its other possible settings, what it says.
+"""A figure of a publication for simulation: its points, other possible settings, and its claims.
 
 PaperFigure ──┬── Point     one published value, its case, and its place in the chart
-              ├── Variant   a change of settings that were not published: together they span the band
-              ├── Claim     what the publication concludes, and the bounds that follow from its values
+              ├── Variant   a change of unpublished settings: together they span the band
+              ├── Claim     a conclusion of the publication, and bounds that follow from its values
               └── Contrast  two of its runs whose traces explain the effect
 """
 
@@ -20,7 +20,7 @@ from fsdpbench.lab.validation.runs.case import Case, Figure, PublishedFigure
 
 Place = int | str
 Lookup = Callable[[str, Place], float | None]
-"""The value of a series at a place; None: the run was out of memory, or did not finish."""
+"""Returns the value of a series at a place; None: the run was out of memory, or did not finish."""
 
 PART_OF_EFFECT = 0.5
 LEAST_RATIO = 0.02
@@ -28,13 +28,13 @@ LEAST_LEVEL = 0.05
 
 
 class Kind(Enum):
-    """The kind of a comparison, and when a simulated value agrees: one rule, from published values alone.
+    """The kind of a comparison, and its rule, from published values alone, for when a simulated value agrees.
 
-    RATIO    r, of two published values: the simulated ratio differs from r by at most half of the published
-             effect (|ln r| / 2), 2 %, or what reading the two values leaves open: the largest of the three
-    LEVEL    a published value: the simulated one differs by at most 5 %, or by what reading leaves open
-    RAN_OUT  of the named runs, as many are out of memory
-    RETRIES  none, or some, as published: over how many steps they were counted is not
+    RATIO    r, of two published values: the simulated ratio differs from r by at most the largest of half the
+             published effect (|ln r| / 2), 2 %, and the uncertainty of reading the two values
+    LEVEL    a published value: the simulated one differs by at most 5 %, or by the uncertainty of reading
+    RAN_OUT  the same number of the named runs is out of memory
+    RETRIES  none, or some, as published, because the number of steps they were counted over is not published
     """
 
     RATIO = "x"
@@ -45,13 +45,13 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The values that agree, both ends included."""
+    """The range of values that agree, including both ends."""
 
     low: float
     high: float
 
     def hold(self, value: float) -> bool:
-        """Whether `value` agrees."""
+        """Return whether `value` agrees."""
         return self.low <= value <= self.high
 
 
@@ -68,7 +68,7 @@ class Claim:
     taken: str = ""
 
     def measure(self, value: Lookup) -> float | None:
-        """The compared number; None: it is not known."""
+        """Return the number to compare; None if it is unknown."""
         found = [value(*place) for place in self.places]
         if self.kind is Kind.RAN_OUT:
             return float(sum(each is None for each in found))
@@ -80,7 +80,7 @@ class Claim:
         return known[0] / known[1] if known[0] and known[1] else None
 
     def bounds(self, figure: PublishedFigure) -> Bounds:
-        """Return the simulated numbers that agree with the published ones. Raises `ValueError` for none."""
+        """Return the range of simulated numbers that agree. Raises `ValueError` if nothing was published."""
         published = self.measure(figure.at)
         if published is None:
             raise ValueError(f"figure {figure.name} has no value for the claim '{self.words}'")
@@ -98,7 +98,7 @@ class Claim:
 
 
 class Drawing(Enum):
-    """How the publication draws it."""
+    """The style in which the publication draws the figure."""
 
     LINES = "lines"
     BARS = "bars"
@@ -119,9 +119,9 @@ class Point:
 class Variant:
     """Other settings that the publication leaves possible.
 
-    `change` makes the case of it, or None where it changes nothing. Where no run is simulated, `ready` has
-    the predictions by name of the case. `contradicts`: what the publication states against them; such
-    settings are shown for what they explain, outside the band.
+    `change` returns the changed case, or None if nothing changes. If no run is simulated, `ready` has the
+    predictions by the case's name. `contradicts`: a statement of the publication against these settings. They
+    are then shown for what they explain, outside the band.
     """
 
     words: str
@@ -132,10 +132,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Runs (words: case) whose traces show why the figure looks as it does.
+    """Runs (words: case) whose traces explain the figure.
 
-    `memory`: memory over time explains it, not the streams. `window`: where in the step the excerpt of the
-    timeline begins (0 to 1), `units`: how many units it is long.
+    `memory`: show memory over time instead of the streams. `window`: where in the step the excerpt of the
+    timeline begins (0 to 1), `units`: its length in units.
     """
 
     runs: Mapping[str, Case]
@@ -146,10 +146,10 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Words:
-    """The words of the page about a figure, from `words.toml`.
+    """Text for the page about a figure, from `words.toml`.
 
-    `shows`: what the publication concludes; `why`: the mechanism, one text for each contrast; `differs`: what
-    is known of why the shapes disagree, and what would decide it.
+    `shows`: the conclusion of the publication; `why`: the mechanism, one text for each contrast; `differs`:
+    known reasons why the shapes disagree, and what would decide it.
     """
 
     title: str
@@ -161,15 +161,15 @@ class Words:
 
 @functools.cache
 def words() -> Mapping[str, Words]:
-    """The words of every figure, in the order of the page."""
+    """Return the text of every figure, in the order of the page."""
     return msgspec.convert(table_beside(__file__, "words.toml"), dict[str, Words])
 
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """One figure: `about` is what was published of it.
+    """One figure: `about` is its published data.
 
-    `ready`: predictions of points that need no simulated run, by name of their case.
+    `ready`: predictions of points that need no simulated run, by the name of their case.
     """
 
     about: PublishedFigure
@@ -184,15 +184,15 @@ class PaperFigure:
 
     @property
     def name(self) -> str:
-        """Return the name that `--only` takes."""
+        """Return the figure's name for `--only`."""
         return self.about.name
 
     @property
     def words(self) -> Words:
-        """Its words on the page."""
+        """Return the figure's text for the page."""
         return words()[self.name]
 
     @property
     def is_open(self) -> bool:
-        """Whether settings that decide are not published."""
+        """Return whether settings that matter are not published."""
         return any(not each.contradicts for each in self.variants)

@@ -1,5 +1,5 @@
-"""The outcome of a figure: each point published and simulated, the band of other settings, its claims;
-and all of it as JSON values, the file beside the page."""
+"""The outcome of a figure: each point published and simulated, the band of other settings, and its claims;
+also all of it as JSON, for the file beside the page."""
 
 import math
 import statistics
@@ -31,7 +31,7 @@ SCHEMA = 2
 
 @dataclass(frozen=True)
 class Simulated:
-    """One point simulated, in the publication's unit, and the range over plausible settings."""
+    """One simulated point, in the publication's unit, and its range over plausible settings."""
 
     point: Point
     value: float | None
@@ -41,7 +41,7 @@ class Simulated:
 
     @property
     def error(self) -> float | None:
-        """Simulated over published, less one."""
+        """Return simulated over published, minus one."""
         return _error(self.point, self.value)
 
 
@@ -66,7 +66,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim on both sides. `others`: its values under the other plausible settings that change it."""
+    """A claim on both sides. `others`: its values under those other plausible settings that change it."""
 
     claim: Claim
     bounds: Bounds
@@ -77,7 +77,7 @@ class Judged:
 
     @property
     def same_direction(self) -> bool:
-        """Whether the simulation has the sign of the effect, if it is one, under all plausible settings."""
+        """Return whether the simulated effect, if there is one, has the published sign under all settings."""
         values = [each for each in (self.simulated, *self.others) if each is not None]
         if self.claim.kind is not Kind.RATIO or abs(self.published - 1) < LEAST_RATIO:
             return self.verdict is Verdict.HOLDS
@@ -86,7 +86,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A figure as it was reproduced."""
+    """A reproduced figure."""
 
     figure: PaperFigure
     points: tuple[Simulated, ...]
@@ -95,7 +95,7 @@ class Outcome:
 
     @property
     def errors(self) -> list[float]:
-        """Return the errors of all points that both sides have, unless the published value is 0."""
+        """Return the errors of all points with values on both sides, unless the published value is 0."""
         return [abs(each.error) for each in self.points if each.error is not None]
 
     @property
@@ -108,13 +108,13 @@ class Outcome:
 
     @property
     def mean_errors(self) -> list[float]:
-        """The mean errors under the assumed and each of the other plausible settings, on all points."""
+        """Return the mean errors on all points, under the assumed and other plausible settings."""
         others = (self._mean_error_with(each) for each in self.plausible if each.mean_error is not None)
         return [] if self.mean_error is None else [self.mean_error, *others]
 
     @property
     def plausible(self) -> list[Tried]:
-        """The other settings that nothing contradicts."""
+        """Return the other settings that no statement of the publication contradicts."""
         return [each for each in self.tried if not each.variant.contradicts]
 
     def _mean_error_with(self, tried: Tried) -> float:
@@ -122,14 +122,14 @@ class Outcome:
         return _mean(map(_error, (each.point for each in self.points), values)) or 0.0
 
     def mean_error_of(self, tried: Tried) -> float:
-        """The mean error of the assumed settings over the points that `tried` changes."""
+        """Return the mean error of the assumed settings over the points that `tried` changes."""
         values = tried.values
         changed = (each for each in self.points if values.get((each.point.series, each.point.x)) is not None)
         return _mean(each.error for each in changed) or 0.0
 
 
 def outcome_of(figure: PaperFigure, runs: Runs) -> Outcome:
-    """The figure with what was simulated of it."""
+    """Return the figure together with its simulated values."""
     tried = tuple(_tried(figure, variant, runs) for variant in figure.variants)
     points = tuple(_simulated(point, runs.of(point.case), tried) for point in figure.points)
     claims = tuple(_judged(claim, figure, points, tried) for claim in figure.claims)
@@ -141,7 +141,7 @@ def _judged(
 ) -> Judged:
     bounds = claim.bounds(figure.about)
     published = claim.measure(figure.about.at)
-    assert published is not None  # else it has no bounds
+    assert published is not None  # otherwise `bounds` has raised
     values = {(each.point.series, each.point.x): each.value for each in points}
     answered = all(each.status in (Status.OK, Status.OOM) for each in points)
     simulated = claim.measure(_lookup(values)) if answered else None
@@ -156,7 +156,7 @@ def _judged(
 
 
 def _verdict(claim: Claim, bounds: Bounds, values: tuple[float | None, ...], answered: bool) -> Verdict:
-    """Settings under which memory runs out were not those of a run that was published: they are left out."""
+    """Judge a claim; ignore settings under which memory runs out, because the published run did not."""
     if claim.taken:
         return Verdict.TAKEN
     if not answered:
@@ -181,7 +181,7 @@ def _simulated(point: Point, prediction: Prediction, tried: tuple[Tried, ...]) -
 
 
 def _interval(point: Point, prediction: Prediction) -> tuple[float, float] | None:
-    """The 90 % interval of the simulated value, in the publication's unit."""
+    """Return the 90 % interval of the simulated value, in the publication's unit."""
     value = prediction.result.stored(".".join(("interval", *point.kind.path)))
     return None if value is None else (value[0] / point.kind.unit, value[1] / point.kind.unit)
 
@@ -194,7 +194,7 @@ def _tried(figure: PaperFigure, variant: Variant, runs: Runs) -> Tried:
 
 
 def _mean(errors: Iterable[float | None]) -> float | None:
-    """Return the mean size of the errors that are known; None without any."""
+    """Return the mean size of the known errors; None if there are none."""
     known = [abs(error) for error in errors if error is not None]
     return statistics.fmean(known) if known else None
 
@@ -208,12 +208,12 @@ def _prediction(variant: Variant, case: Case, runs: Runs) -> Prediction | None:
 
 def _error(point: Point, value: float | None) -> float | None:
     if point.kind is Figure.RETRIES:
-        return None  # over how many steps they were counted is not published
+        return None  # the number of steps they were counted over is not published
     return value / point.published - 1 if value is not None and point.published else None
 
 
 def counted(outcomes: Sequence[Outcome]) -> dict[Verdict, int]:
-    """Return the number of claims of each verdict."""
+    """Return the number of claims by verdict."""
     found = Counter(claim.verdict for outcome in outcomes for claim in outcome.claims)
     return {verdict: found[verdict] for verdict in Verdict}
 
@@ -221,7 +221,7 @@ def counted(outcomes: Sequence[Outcome]) -> dict[Verdict, int]:
 def as_dict(
     publication: str, outcomes: Sequence[Outcome], traced: Sequence[Sequence[Sequence[TracedRun]]]
 ) -> dict[str, object]:
-    """Every figure with its points, claims, variants and traces."""
+    """Return every figure with its points, claims, variants and traces."""
     return {
         "schema": SCHEMA,
         "publication": publication,

@@ -1,8 +1,8 @@
-"""The offline page: one section a figure, with chart, claims, assumptions and the trace that explains it.
+"""The offline page: a section per figure, with chart, claims, assumptions and the traces that explain it.
 
-A figure is drawn as the publication draws it. Published values are filled and joined by solid lines,
-simulated ones are hollow and dotted; behind them is the band of other settings that may have been the
-publication's.
+A figure has the same chart type as in the publication. Published values are filled and joined by solid lines,
+simulated ones are hollow and dotted. Behind them is the band of other settings that the publication may
+have used.
 """
 
 import math
@@ -24,7 +24,7 @@ _COLOURS = WORDS["charts"]["pairs"]
 _ENDED = {Status.OOM: "out of memory", Status.OK: ""}
 _BAND = "other plausible settings"
 _ROOM = 1.5
-"""How far above the highest value the picture may reach for the band."""
+"""The largest height of the chart for the band, relative to the highest value."""
 
 
 def write_page(
@@ -34,7 +34,7 @@ def write_page(
     traced: Sequence[Sequence[Sequence[TracedRun]]],
     seconds: float,
 ) -> None:
-    """Write the page, with the `traced` runs of each figure; scripts are inside, nothing is loaded."""
+    """Write the page with the `traced` runs of each figure; scripts are inlined, nothing is loaded."""
     counts = counted(outcomes)
     tests = [claim for each in outcomes for claim in each.claims if claim.verdict is not Verdict.TAKEN]
     shell.write_page(
@@ -63,7 +63,7 @@ _COLUMNS = ("claim", "bounds", "published", "simulated", "under other settings",
 
 
 def _not_holding(outcomes: Sequence[Outcome]) -> Table:
-    """The claims that do not hold, first those that hold under no plausible settings."""
+    """Return the claims that do not hold; first those that hold under no plausible settings."""
     rows = [
         (outcome.figure.name, *_row(claim))
         for verdict in (Verdict.FAILS, Verdict.DEPENDS, Verdict.UNKNOWN, Verdict.TAKEN)
@@ -139,7 +139,7 @@ def _summary(outcomes: Sequence[Outcome]) -> Table:
 
 
 def chart_of(outcome: Outcome) -> Chart | None:
-    """The chart of a figure; None where the publication gives no values."""
+    """Return the chart of a figure; None if the publication gives no values."""
     if not outcome.points:
         return None
     figure = outcome.figure
@@ -149,7 +149,7 @@ def chart_of(outcome: Outcome) -> Chart | None:
         points = [each for each in outcome.points if each.point.series == series]
         colours = _COLOURS[index % len(_COLOURS)]
         data += _lines(series, points, colours) if lines else _bars(series, points, colours)
-    data.sort(key=lambda trace: trace["name"] != _BAND)  # behind everything else
+    data.sort(key=lambda trace: trace["name"] != _BAND)  # draw the band behind everything else
     for place, trace in enumerate(each for each in data if each["name"] == _BAND):
         trace["showlegend"] = place == 0
     bars = {} if lines else {"barmode": "group", "bargap": 0.2}
@@ -165,7 +165,7 @@ def chart_of(outcome: Outcome) -> Chart | None:
 
 
 def _cut_at(outcome: Outcome) -> float | None:
-    """Where to cut the picture so that both sides can be seen; None: the band leaves them room."""
+    """Return where to cut the chart so that both sides are visible; None if the band leaves enough room."""
     shown = [value for each in outcome.points for value in (each.point.published, each.value) if value]
     most = _ROOM * max(shown, default=0.0)
     return most if any(each.band and each.band[1] > most for each in outcome.points) else None
@@ -223,7 +223,7 @@ def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> lis
     full, soft = colours
 
     def bars(of: str, heights: list[float | None], texts: list[str], **more: Any) -> dict[str, object]:
-        """Return a bar a point, with a text that stands on it."""
+        """Return one bar per point, with a text above it."""
         places, words = [str(each.point.x) for each in points], {"text": texts, "textposition": "outside"}
         upright = {"textangle": -90, "cliponaxis": False}
         return {
@@ -239,7 +239,7 @@ def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> lis
     outline = {"color": soft, "line": {"color": full, "width": 1.5}}
     simulated = bars(
         "simulated",
-        # A run out of memory has a bar without height, so that its text is there.
+        # A run out of memory gets a bar without height, so that its text is shown.
         [0.0 if each.status is Status.OOM else each.value for each in points],
         [_ENDED.get(each.status, each.status.value) if each.value is None else "" for each in points],
         marker={**outline, "pattern": {"shape": "/", "fgcolor": full}},
@@ -266,7 +266,7 @@ def _off(each: Simulated) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three to four digits, as figures of this page have."""
+    """Format a number with three to four digits."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

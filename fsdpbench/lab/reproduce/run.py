@@ -1,5 +1,5 @@
-"""Runs what figures need, each configuration once, in one folder that can be resumed; and the traces of
-contrasts: where the step goes, and a stretch of it by stream."""
+"""Runs the cases that figures need, each configuration once, in one folder that can be resumed; reads traces
+of contrasts: how the step time is divided, and an excerpt of the timeline by stream."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,19 +41,19 @@ class Runs:
     _ready: Mapping[str, Prediction]
 
     def of(self, case: Case) -> Prediction:
-        """The case with its result."""
+        """Return the case with its result."""
         if case.name in self._ready:
             return self._ready[case.name]
         return Prediction(case, self._results[content_key(self._configs[_identity(case)])])
 
     def trace_of(self, case: Case) -> Path | None:
-        """The trace of the case's run; None where it left none."""
+        """Return the trace of the case's run; None if it has none."""
         path = self.folder / point_folder_name(self._configs[_identity(case)]) / _TRACE
         return path if path.is_file() else None
 
     @property
     def failed(self) -> list[str]:
-        """Why runs failed that should have come to an answer, each once."""
+        """Return why runs failed without an answer, without repeats."""
         causes = (
             str(result.message or result.status.value)
             for key in map(content_key, self._configs.values())
@@ -63,7 +63,7 @@ class Runs:
 
 
 def run(figures: Sequence[PaperFigure], folder: Path, progress: Progress, jobs: int | None = None) -> Runs:
-    """Simulate what `folder` does not hold yet, figure by figure. Interrupted, call it again to resume."""
+    """Simulate what `folder` does not hold yet, figure by figure. After an interruption, a call resumes."""
     ready = {name: prediction for figure in figures for name, prediction in figure.ready.items()}
     traced = {_identity(case) for case in _contrasted(figures)}
     configs: dict[str, Config] = {}
@@ -90,15 +90,15 @@ def _contrasted(figures: Iterable[PaperFigure]) -> Iterator[Case]:
 
 
 def _identity(case: Case) -> str:
-    """Equal for cases whose simulation is the same, whatever was published of them."""
+    """Return a string that is equal for cases with the same simulation, whatever was published."""
     return repr(dataclasses.replace(case, name="", group="", published={}, assumed=""))
 
 
 @dataclass(frozen=True)
 class TracedRun:
-    """One run of a contrast, and the pictures of it: plain values, as the page's script draws them.
+    """One run of a contrast, and data for its charts, which the page's script draws.
 
-    `facts`: of the traced step, where its milliseconds go, and by kind of collective what was communicated.
+    `facts`: parts of the traced step in milliseconds, and communication by kind of collective.
     """
 
     words: str
@@ -108,7 +108,7 @@ class TracedRun:
 
 
 def traced_runs(figure: PaperFigure, runs: Runs) -> list[list[TracedRun]]:
-    """For each contrast of the figure its runs, without those that left no trace."""
+    """Return the runs of each contrast of the figure, without those that have no trace."""
     return [list(_runs(contrast, runs)) for contrast in figure.contrasts]
 
 
@@ -137,7 +137,7 @@ def _traced(words: str, path: Path, contrast: Contrast, usable_bytes: int) -> Tr
 
 
 def _facts(analysis: RankAnalysis) -> JsonObject:
-    """Figures of the last traced step."""
+    """Return figures of the last traced step."""
     step = analysis.steps[-1]
     retries = [each for each in analysis.memory.retries if each.step == step.index]
     return {

@@ -1,1 +1,1 @@
-"""How far the simulation is from published measurements: cases, predictions, errors."""
+"""Comparison of the simulation with published measurements: cases, predictions, errors."""

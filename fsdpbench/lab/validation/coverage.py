@@ -1,19 +1,19 @@
-"""The targets of the simulation; whether published runs are inside their intervals, their source held out.
+"""The accuracy targets of the simulation, and checks that intervals cover published runs of held-out sources.
 
-The interval of a run is the one that its prediction would carry if its source had never been published.
-Errors are given apart for sources that constants were fitted to (in sample) and for the others (held out).
+The interval of a run is the one that its prediction would have if its source had never been published.
+Errors are reported separately for sources that constants were fitted to (in sample) and others (held out).
 
-Also runs of one chip are predicted with the keys that were fitted to another chip's. A few keys of a profile
-were found from published training runs of that chip (the table of docs/simulator.md). What describes hardware
-in general holds on another chip too; what was fitted to rows does not. So every run is simulated again with
-the fitted keys of a chip whose runs it has no part in:
+In addition, runs on one chip are predicted with keys that were fitted to another chip. A few keys of a
+profile were fitted to published training runs on that chip (the table of docs/simulator.md). Keys that
+describe hardware in general also hold on other chips; fitted ones may not. So every run is simulated again
+with the fitted keys of a chip whose keys do not depend on it:
 
     runs on    a100-40gb, a100-80gb (one chip, fitted together)      h100-80gb
     keys from  h100-80gb                                             a100-80gb
 
-Shares of a peak are taken as they are; the rate of attention's backward, which is of the software of the
-runs (`attention.backward_rate` of its profile), as its ratio to the forward's. The efficiency of
-memory-bound kernels was fitted to all runs together, and is held out from none.
+Shares of a peak are copied. The rate of attention's backward belongs to the software of the runs
+(`attention.backward_rate` of its profile), so it is copied as a ratio to the forward's. The efficiency of
+memory-bound kernels was fitted to all runs together, and cannot be held out.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ RESERVED_GB = 4.0
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: what it asks, what was reached, whether that is enough."""
+    """A target: the required value, the value reached, and whether it is met."""
 
     name: str
     wanted: str
@@ -63,7 +63,7 @@ class Bar:
 
 
 def judge(predictions: Sequence[Prediction]) -> list[Bar]:
-    """Every bar that these predictions can decide."""
+    """Return every target that these predictions can decide."""
     groups = group_errors(predictions).values()
     bars = error_bars(
         "step time", [abs(error) for group in groups for error in group], (MEAN_STEP_TIME, WORST_STEP_TIME),
@@ -77,13 +77,13 @@ def judge(predictions: Sequence[Prediction]) -> list[Bar]:
 
 
 def bar_lines(bars: Sequence[Bar]) -> list[str]:
-    """Return the bars as a table in Markdown, nothing without bars."""
+    """Return the targets as a Markdown table; nothing if there are none."""
     rows = [f"| {b.name} | {b.wanted} | {b.reached} | {'met' if b.met else '**not met**'} |" for b in bars]
     return ["| bar | wanted | reached | |", "|---|---|---|---|", *rows] if rows else []
 
 
 def group_errors(predictions: Iterable[Prediction]) -> dict[str, list[float]]:
-    """Step-time errors of the cases that count, by group; a case that did not finish is an error of 1."""
+    """Return step-time errors of the cases that count, by group; 1 for a case that did not finish."""
     groups: dict[str, list[float]] = {}
     for prediction in predictions:
         if prediction.speed is None or prediction.case.assumed or prediction.case.collapsed:
@@ -96,9 +96,9 @@ def group_errors(predictions: Iterable[Prediction]) -> dict[str, list[float]]:
 def error_bars(
     what: str, errors: Sequence[float], bounds: tuple[float, float], of: str, cases: str
 ) -> list[Bar]:
-    """Return the bars for the mean and the worst of `errors` (shares, without sign), none without errors.
+    """Return targets for the mean and the worst of `errors` (absolute shares); none without errors.
 
-    `bounds`: the largest mean, the largest error. `of` and `cases`: words behind the two counts.
+    `bounds`: the largest mean and the largest error allowed. `of`, `cases`: words after the two counts.
     """
     if not errors:
         return []
@@ -112,7 +112,7 @@ def error_bars(
 
 
 def _worst(name: str, within: float, predictions: Sequence[Prediction]) -> list[Bar]:
-    """Return the bar for the largest error of the step time; a run that did not finish has one of 1."""
+    """Return the target for the largest error of the step time, which is 1 for a run that did not finish."""
     errors = [1.0 if p.step_time_error is None else abs(p.step_time_error) for p in predictions]
     if not errors:
         return []
@@ -120,7 +120,7 @@ def _worst(name: str, within: float, predictions: Sequence[Prediction]) -> list[
 
 
 def _prefetch_gain(paper: Sequence[Prediction]) -> list[Bar]:
-    """The gain of backward prefetch in per cent of the throughput without it, predicted against published."""
+    """Return the target for the gain of backward prefetch, in per cent of the throughput without it."""
     off = {p.case.gpus: p for p in paper if p.case.settings.get("backward_prefetch") == "none"}
     on = {p.case.gpus: p for p in paper if p.case.gpus in off and p not in off.values() and _batch(p) == 1}
     gaps = []
@@ -180,7 +180,7 @@ def _batch(prediction: Prediction) -> object:
 
 @dataclass(frozen=True)
 class Judged:
-    """One published figure beside its interval, in the publication's unit."""
+    """One published figure with its interval, in the publication's unit."""
 
     prediction: Prediction
     figure: Figure
@@ -188,12 +188,12 @@ class Judged:
 
     @property
     def error(self) -> float:
-        """As `Prediction.error`, of which it is known that it is there."""
+        """Return `Prediction.error`, which is known for these figures."""
         return self.prediction.error(self.figure) or 0.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """In the figure's unit; a speed is lowest where the step is longest."""
+        """Return the interval in the figure's unit; a speed is lowest if the step is longest."""
         value, (low, high) = self.prediction.predicted(self.figure) or 0.0, self.width.around(1.0)
         return (value / high, value / low) if self.figure.is_speed else (value * low, value * high)
 
@@ -204,18 +204,18 @@ class Judged:
 
     @property
     def half_width(self) -> float:
-        """Half the interval as a share of its middle."""
+        """Return half the interval relative to its middle."""
         return self.width.half
 
     @property
     def known(self) -> bool:
-        """Whether nothing made the interval wider."""
+        """Return whether no unknown made the interval wider."""
         return not self.width.because
 
 
 @dataclass(frozen=True)
 class Group:
-    """Errors of the step times of runs that have something in common."""
+    """Step-time errors of runs that have a property in common."""
 
     by: str
     name: str
@@ -240,12 +240,12 @@ class Group:
 
     @property
     def half_width(self) -> float:
-        """The median one."""
+        """Return the median half width."""
         return statistics.median(each.half_width for each in self.judged)
 
 
 def judged_runs(predictions: Sequence[Prediction]) -> list[Judged]:
-    """Every published time and memory of the runs that are known well enough to count."""
+    """Return every published time and memory figure of runs that are known well enough to count."""
     return [
         Judged(prediction, figure, _width(prediction, figure))
         for prediction in predictions
@@ -256,7 +256,7 @@ def judged_runs(predictions: Sequence[Prediction]) -> list[Judged]:
 
 
 def groups_of(judged: Sequence[Judged]) -> list[Group]:
-    """Step times by source, chip, size and length; sources that constants were fitted to stand apart."""
+    """Group step times by source, chip, size and length, each divided into fitted and held-out sources."""
     times = [each for each in judged if each.figure.is_time]
     found: list[Group] = []
     for by, key in _KEYS.items():
@@ -269,7 +269,7 @@ def groups_of(judged: Sequence[Judged]) -> list[Group]:
 
 
 def interval_bars(judged: Sequence[Judged]) -> list[Bar]:
-    """Return the bars for intervals: they cover, and they are narrow where software is known."""
+    """Return the targets for intervals: coverage, and width for known software."""
     times = [each for each in judged if each.figure.is_time]
     memory = [each for each in judged if not each.figure.is_time]
     held_out_errors = [abs(each.error) for each in times if not each.prediction.case.fitted]
@@ -297,7 +297,7 @@ def _width(prediction: Prediction, figure: Figure) -> Width:
         unknown.append(Unknown.NETWORK)
     if not figure.is_time:
         of_memory = [reason for reason in unknown if reason not in _MEMORY_FREE]
-        # Each kind of memory was published by two sources at most: the run alone is held out.
+        # At most two sources published each kind of memory, so only the run itself is held out.
         return width_of(MEMORY[figure], of_memory, without_run=case.name)
     if prediction.result.alloc_retries_per_step:
         unknown.append(Unknown.MEMORY)
@@ -326,7 +326,7 @@ _KEYS: dict[str, Callable[[Case], str]] = {
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Step-time errors of one hardware's runs, with its own fitted keys and with another chip's."""
+    """Step-time errors of the runs on one chip, with its own fitted keys and with another chip's."""
 
     hardware: str
     keys_from: str
@@ -347,7 +347,7 @@ class HeldOut:
 
 
 def held_out_cases(cases: Sequence[Case], folder: Path) -> list[Case]:
-    """The cases on hardware with fitted keys, each on a profile with another chip's (written to `folder`)."""
+    """Return cases on hardware with fitted keys, each on a profile with another chip's, in `folder`."""
     chips = {case.hardware: case.profile for case in cases}
     profiles = {
         hardware: _write(folder, hardware, chip) for hardware, chip in chips.items() if chip in _KEYS_FROM
@@ -360,7 +360,7 @@ def held_out_cases(cases: Sequence[Case], folder: Path) -> list[Case]:
 
 
 def compare_held_out(own: Sequence[Prediction], foreign: Sequence[Prediction]) -> list[HeldOut]:
-    """Both errors by hardware; runs that did not finish with either set of keys count in neither."""
+    """Return both errors by hardware, without runs that did not finish with either set of keys."""
     by_name = {(p.case.group, p.case.name): p for p in foreign}
     pairs: dict[str, list[tuple[float, float]]] = {}
     for prediction in own:
@@ -378,7 +378,7 @@ def compare_held_out(own: Sequence[Prediction], foreign: Sequence[Prediction]) -
 def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, dict[str, object]]:
     """Return the keys fitted to runs on `other` as they apply to `profile`, by section.
 
-    The runs are of older kernels: where `profile` has newer ones too, the keys are those of its older ones.
+    The runs used older kernels. If `profile` also has newer ones, the keys apply to its older ones.
     """
     other, older = other.with_older_kernels(), profile.with_older_kernels()
     backward = other.attention.backward_tflops / other.attention.forward_tflops * _software_share(other)
@@ -393,13 +393,13 @@ def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, 
 
 
 def _software_share(profile: HardwareProfile) -> float:
-    """Attention's rate backward under the runs' software over that of the profile."""
+    """Return attention's backward rate under the runs' software, relative to that of the profile."""
     software = load_software(own_software(runs_file.system_of(profile.name)))
     return software.attention.backward_rate
 
 
 def _write(folder: Path, hardware: str, chip: str) -> Path:
-    """A profile of `chip` with the network of `hardware` and the fitted keys of another chip."""
+    """Write a profile of `chip` with the network of `hardware` and fitted keys of another chip."""
     keys_from, own = _KEYS_FROM[chip], load_profile(hardware)
     keys = with_keys_of(load_profile(chip), load_profile(keys_from))
     keys["nic"] = {"gb_s_per_node": own.nic.gb_s_per_node}

@@ -1,9 +1,9 @@
-"""Figure 2 of the FSDP paper (arXiv 2304.11277): all-gathers alone, by the network model alone.
+"""Figure 2 of the FSDP paper (arXiv 2304.11277): all-gathers alone, predicted by only the network model.
 
-Neither the number of GPUs nor the machines are published. 2^30 fp32 elements in 92 ms are 47 GB/s,
-which is what 4 x 100 Gb/s a host carry; 1.2 ms for the smallest piece is the latency of a ring of about
-a hundred ranks. So: 16 hosts of that kind. The size of figure 2a is the one that the network carries in
-the published time of its first bar; the ratio of the others to it is what is predicted.
+Neither the number of GPUs nor the machines are published. 2^30 fp32 elements in 92 ms are 47 GB/s, which
+is the bandwidth of 4 x 100 Gb/s per host; 1.2 ms for the smallest piece is the latency of a ring of about a
+hundred ranks. So 16 hosts of that kind are assumed. The size in figure 2a is the one that the network moves
+in the published time of its first bar; the ratios of the other bars to it are predicted.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ _FP32 = 4
 def network_predictions(
     gpus: int = _GPUS, nic_gb_s: float | None = None, efficiency: float | None = None
 ) -> "list[Prediction]":
-    """Every point of the figure beside the network model's answer, for `gpus` in all.
+    """Return every point of the figure with the network model's prediction, for `gpus` in total.
 
-    `nic_gb_s`: what a node's NICs send together, `efficiency`: the share of it that collectives reach; where
-    they are not given, they are the profile's.
+    `nic_gb_s`: total bandwidth of a node's NICs, `efficiency`: the share of it that collectives reach; the
+    defaults are the profile's.
     """
     profile = load_profile(_HARDWARE)
     nic = dataclasses.replace(
@@ -51,7 +51,7 @@ def network_predictions(
 
     ways, pieces = published("2a").along("all-gather"), published("2b").along("2^30 fp32 elements")
     even_ms = next(iter(ways.values()))
-    # What takes the published time at the rate of the largest message.
+    # The size that takes the published time at the rate of the largest message.
     size = round(_ELEMENTS * _FP32 * even_ms / gather_ms(_ELEMENTS * _FP32))
     copy_ms = KernelCosts(profile).memory_bound_ns(2 * size, "copy") / 1e6
     uneven_ms = gather_ms(size, uneven=True)
@@ -92,12 +92,12 @@ class Prediction:
     result: Result
 
     def predicted(self, figure: Figure) -> float | None:
-        """In the published figure's unit; `None` if the simulation did not finish."""
+        """Return the value in the published figure's unit; `None` if the simulation did not finish."""
         value = self.result.stored(".".join(figure.path))
         return None if value is None else float(value) / figure.unit
 
     def error(self, figure: Figure) -> float | None:
-        """Relative error: of the step time for a speed (above 0: predicted too slow), else of the figure."""
+        """Return the relative error: of the step time for a speed (above 0: predicted slow), else its own."""
         predicted, published = self.predicted(figure), self.case.published[figure]
         if not predicted or not published:
             return None
@@ -113,7 +113,7 @@ class Prediction:
 
 
 def config_of(case: Case, system: str | None = None, measurement: Measurement = UNTRACED) -> Config:
-    """The case as a configuration, of the software that it names unless `system` is given."""
+    """Return the configuration of the case, with its own system unless `system` is given."""
     target = make_target(
         model=case.model,
         shape=case.shape,
@@ -128,8 +128,8 @@ def config_of(case: Case, system: str | None = None, measurement: Measurement = 
 def predict(
     cases: Sequence[Case], system: str | None, folder: Path, progress: Progress, jobs: int | None = None
 ) -> "list[Prediction]":
-    """Run what `folder` does not hold yet and return every case with its result, in order; one that its
-    system cannot do has status `not_applicable`."""
+    """Run the cases that `folder` does not hold yet, and return every case with its result, in order. A case
+    that its system does not support has status `not_applicable`."""
     configs = [config_of(case, system) for case in cases]
     results = simulate(configs, folder, progress, jobs)
     return [

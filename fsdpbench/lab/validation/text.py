@@ -1,4 +1,4 @@
-"""Predicted beside published: as Markdown, as JSON values, and as one offline page."""
+"""Comparison of predicted and published figures: as Markdown, as JSON, and as an offline page."""
 
 import dataclasses
 import statistics
@@ -21,7 +21,7 @@ def as_markdown(
     held_out: Sequence[HeldOut] = (),
     judged: Sequence[Judged] = (),
 ) -> str:
-    """Return `bars` first, then errors in sample and held out, by chip, every case, and what each assumes."""
+    """Return a page: `bars`, errors in sample and held out, by chip, every case, and its assumptions."""
     errors = [
         (group, len(found), statistics.fmean(map(abs, found)), max(map(abs, found)), statistics.fmean(found))
         for group, found in group_errors(predictions).items()
@@ -44,7 +44,7 @@ def _common(
     held_out: Sequence[HeldOut],
     judged: Sequence[Judged],
 ) -> dict[str, object]:
-    """Return what both templates read."""
+    """Return the values that both templates use."""
     return {
         "identity": id,
         "predictions": predictions,
@@ -57,7 +57,7 @@ def _common(
 
 
 def systems_of(predictions: Sequence[Prediction]) -> list[str]:
-    """The systems that simulated them."""
+    """Return the systems of the simulated runs."""
     return sorted({p.result.stored("config.system") or p.case.system for p in predictions})
 
 
@@ -154,7 +154,7 @@ def write_page(
 
 
 def _chart(predictions: Sequence[Prediction]) -> go.Figure:
-    """Error of the step time of each case, by group."""
+    """Return a chart of each case's step-time error, by group."""
     figure = go.Figure()
     groups = dict.fromkeys(p.case.group for p in predictions if p.speed is not None)
     for group in groups:

@@ -1,10 +1,10 @@
-"""Named spaces: what to sweep by default, and for the questions that people ask most.
+"""Named spaces: the default, and answers to common questions.
 
-default        what people try first, each changed alone, with every checkpointing at a batch that fits
-memory         what is traded against memory: batch, checkpointing, strategy, rate limiter
-accumulation   microbatches a step, with a reduction in each of them or in the last one alone
-scaling        the same work a GPU on more and more GPUs, sharded over all or inside nodes
-hybrid         over how many ranks one copy is sharded
+default        common settings, each changed alone, with every checkpointing at a batch that fits
+memory         settings that trade memory: batch, checkpointing, strategy, rate limiter
+accumulation   microbatches per step, with a reduction in each of them or only in the last one
+scaling        the same work per GPU on more and more GPUs, sharded over all or inside nodes
+hybrid         the number of ranks that share one copy
 wide           all of it together, thousands of points: for `tune`, or with --max-points
 """
 
@@ -19,7 +19,7 @@ from fsdpbench.sweep.spaces.space import Rule
 DEFAULT_SYSTEMS = ("torch-fsdp2", "impl-fsdp2")
 TORCHS = ("torch-fsdp2", "torch-fsdp1")
 SYSTEM_ALONE = ("impl-fsdp2",)
-"""Where settings are named and no system; `run` takes it too."""
+"""The system if settings are named but no system; `run` uses it too."""
 REFERENCE_SYSTEMS = ("torch-ddp",)
 CHECKPOINTING, _WITHOUT_CHECKPOINTING = "activation_checkpointing", ("wrap", "forward_prefetch")
 Lists = Mapping[str, list[Value]]
@@ -27,9 +27,9 @@ Lists = Mapping[str, list[Value]]
 
 @dataclass(frozen=True)
 class Preset:
-    """The lists and rules of a space; `gpus` where the space has GPU counts of its own.
+    """The lists and rules of a space; `gpus` if the space has its own GPU counts.
 
-    Each of the `references` runs once, with the first value of every list, beside the systems that are swept.
+    Each of the `references` runs once, with the first value of every list, in addition to the swept systems.
     """
 
     lists: Lists
@@ -41,19 +41,19 @@ class Preset:
 
 
 def get_preset(name: str, device: str, gpus: int, gpus_per_node: int) -> Preset:
-    """Return the preset of that name for a device and a world. Raises `UsageError` with the nearest names."""
+    """Return the preset `name` for a device and a world. Raises `UsageError` with similar names."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS, "fsdpbench sweep --help")
     preset = PRESETS[name](device, gpus, gpus_per_node)
     if device != "cpu":
         return preset
-    # Half precision is emulated on a CPU: what is compared there computes in fp32, unless it is asked for.
+        # CPUs emulate half precision, so the default there is fp32.
     lists = {name: values for name, values in preset.lists.items() if name != "reduce_dtype"}
     return replace(preset, lists={"param_dtype": ["fp32"], **lists}, references=())
 
 
 def of_what_is_named(device: str, gpus: int, gpus_per_node: int) -> Preset:
-    """Return the preset in which only what the user names varies: one system, one value of the others."""
+    """Return the preset that varies only what the user names: one system, one value of other settings."""
     preset = get_preset("default", device, gpus, gpus_per_node)
     fixed = {name: values for name, values in preset.lists.items() if len(values) == 1}
     return Preset(fixed, systems=SYSTEM_ALONE)
@@ -61,26 +61,26 @@ def of_what_is_named(device: str, gpus: int, gpus_per_node: int) -> Preset:
 
 def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
     lists = _lists("default", device, CHECKPOINTING)
-    if device == "cpu":  # no caching allocator to press
+    if device == "cpu":  # there is no caching allocator to put under pressure
         return Preset(lists)
     lists["strategy"] = ["FULL_SHARD", "HYBRID_SHARD" if gpus > gpus_per_node else "SHARD_GRAD_OP"]
     changed = {name: tuple(values[1:]) for name, values in lists.items() if name != CHECKPOINTING}
     pairs = itertools.combinations(changed.items(), 2)
     alone = [Rule(dict(pair)) for pair in pairs if pair[0][1] and pair[1][1]]
     alone += [Rule({name: changed[name], CHECKPOINTING: ("op", "full")}) for name in _WITHOUT_CHECKPOINTING]
-    alone += [Rule({"compile": (True,), CHECKPOINTING: ("full",)})]  # it takes longest
+    alone += [Rule({"compile": (True,), CHECKPOINTING: ("full",)})]  # compiling takes longest
     alone += [Rule({"compile": (True,), CHECKPOINTING: ("op",), "system": SYSTEM_ALONE})]
     return Preset(lists, exclude=tuple(alone), references=REFERENCE_SYSTEMS)
 
 
 def _accumulation(device: str, gpus: int, gpus_per_node: int) -> Preset:
-    # With one microbatch a step there is nothing to put off.
+    # With one microbatch per step the reduction cannot be delayed.
     later = Rule({"grad_accum": (2, 4, 8)}, {"grad_sync": ("every", "last")})
     return Preset(_lists("accumulation", device, "grad_accum", "strategy"), (later,))
 
 
 def _scaling(device: str, gpus: int, gpus_per_node: int) -> Preset:
-    """Simulated worlds may grow beyond what was named; real ones end there."""
+    """Vary the number of GPUs: simulated worlds grow beyond `gpus`, real ones end there."""
     if device == "sim":
         counts = tuple(gpus * 2**k for k in range(5))
     else:
@@ -98,7 +98,7 @@ def _hybrid(device: str, gpus: int, gpus_per_node: int) -> Preset:
 
 
 def _wide(device: str, gpus: int, gpus_per_node: int) -> Preset:
-    """Vary speed and memory and not what is computed: no dtypes, no number of microbatches."""
+    """Vary speed and memory, but not what is computed: neither dtypes nor the number of microbatches."""
     lists = _lists("wide", device, "batch", "wrap", "strategy", "activation_checkpointing")
     if gpus > gpus_per_node:
         lists["strategy"].append("HYBRID_SHARD")
@@ -107,7 +107,7 @@ def _wide(device: str, gpus: int, gpus_per_node: int) -> Preset:
 
 
 def _lists(preset: str, device: str, *outermost: str) -> dict[str, list[Value]]:
-    """Return what the table of settings sweeps in a preset: `outermost` first, the rest in its order."""
+    """Return a preset's lists from the table of settings: `outermost` first, then in the table's order."""
     swept = {}
     for name in dict.fromkeys((*outermost, *SETTINGS)):
         sweep = SETTINGS[name].sweep

@@ -1,4 +1,4 @@
-"""From what was asked to the configurations to run: lists expanded, the impossible said once, a sample drawn.
+"""Expansion of a space to its configurations: expand lists, skip and note the impossible, draw a sample.
 
 worlds x systems x lists  ──when──>  more lists  ──exclude──>  ──not applicable──>  points  ──sample──>
 
@@ -7,7 +7,7 @@ Conditions are lists that apply only to some points, and combinations that are l
     when     strategy=HYBRID_SHARD => shard_size=2,4     TOML: [[when]]     match = {...}  settings = {...}
     exclude  batch=32 activation_checkpointing=none      TOML: [[exclude]]  match = {...}
 
-A match names settings, `system` or `gpus`, each with one value or several; a point matches if all of them do.
+A match names settings, `system` or `gpus`, each with one or more values; a point matches if all of them do.
 """
 
 import hashlib
@@ -28,24 +28,24 @@ from fsdpbench.systems import get_system
 from fsdpbench.workloads import Workload
 
 MOST_COMBINATIONS = 100_000
-"""More are not listed one by one: at about 0.2 ms each that would take longer than running a good sample."""
+"""A larger space is refused: at about 0.2 ms each, listing it takes longer than running a good sample."""
 _PLACES = ("system", "gpus")
 Match = Mapping[str, tuple[Value, ...]]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Points that `match`: with `lists` those are swept too, without they are left out."""
+    """A condition on points that `match`: with `lists`, sweep these too; without, leave the points out."""
 
     match: Match
     lists: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
 
     def holds(self, config: Config) -> bool:
-        """Whether `config` matches. Its settings must not have been set to null yet."""
+        """Return whether `config` matches. Call it before `without_absent` sets settings to null."""
         return all(_actual(config, name) in values for name, values in self.match.items())
 
     def to_table(self) -> dict[str, dict[str, list[Value]]]:
-        """The rule as TOML holds it."""
+        """Return the rule as a TOML table."""
         table = {"match": _as_typed(self.match)}
         if self.lists:
             table["settings"] = _as_typed(self.lists)
@@ -53,7 +53,7 @@ class Rule:
 
 
 def read_rule(table: object, where: str, *, adds: bool) -> Rule:
-    """A rule from a TOML table. `adds`: it must have `settings`. Raises `UsageError` naming `where`."""
+    """Return the rule in a TOML table. `adds`: `settings` are required. Raises `UsageError` with `where`."""
     keys = {"match", "settings"} if adds else {"match"}
     if not isinstance(table, Mapping) or set(table) != keys:
         shape = "match = {...} and settings = {...}" if adds else "match = {...}"
@@ -68,7 +68,7 @@ def read_rule(table: object, where: str, *, adds: bool) -> Rule:
 
 
 def parse_when(text: str) -> Rule:
-    """`strategy=HYBRID_SHARD => shard_size=2,4`. Raises `UsageError`."""
+    """Parse `strategy=HYBRID_SHARD => shard_size=2,4`. Raises `UsageError`."""
     match, arrow, lists = text.partition("=>")
     if not arrow:
         raise UsageError(error_text("space.when", text))
@@ -76,7 +76,7 @@ def parse_when(text: str) -> Rule:
 
 
 def parse_exclude(text: str) -> Rule:
-    """`batch=32 activation_checkpointing=none`. Raises `UsageError`."""
+    """Parse `batch=32 activation_checkpointing=none`. Raises `UsageError`."""
     return read_rule({"match": _assigned(text)}, "--exclude", adds=False)
 
 
@@ -130,9 +130,9 @@ def _as_typed(lists: Mapping[str, Sequence[Value]]) -> dict[str, list[Any]]:
 
 @dataclass(frozen=True)
 class Space:
-    """The values that may be combined. `targets` are one model on worlds of different sizes; `max_points`
-    points are drawn by `sample_seed` where there are more. `references` are systems that run once each, with
-    the first value of every list."""
+    """The values to combine. `targets` are one model on worlds of different sizes. If there are more than
+    `max_points` points, a sample of them is drawn with `sample_seed`. `references` are systems that run once
+    each, with the first value of every list."""
 
     targets: tuple[Target, ...]
     systems: tuple[str, ...]
@@ -145,14 +145,14 @@ class Space:
 
     @property
     def combinations(self) -> int:
-        """Return the number of combinations before conditions and what is not applicable."""
+        """Return the number of combinations before conditions apply and inapplicable points are removed."""
         each = math.prod(len(values) for values in self.lists.values())
         return len(self.targets) * len(self.systems) * each
 
 
 @dataclass
 class Plan:
-    """The points of a sweep in the order they run, and what was left out of it and why (each said once)."""
+    """The points of a sweep in execution order, and notes on what was left out and why, without repeats."""
 
     points: list[Config] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -163,9 +163,9 @@ class Plan:
 
 
 def expand(space: Space) -> Plan:
-    """The points of `space`, without duplicates and without what is not applicable.
+    """Return the points of `space`, without duplicates and inapplicable ones.
 
-    Raises `UsageError` where there are too many combinations to list.
+    Raises `UsageError` if there are too many combinations to list.
     """
     if space.combinations > MOST_COMBINATIONS:
         raise UsageError(error_text("space.too_many", space.combinations, MOST_COMBINATIONS))
@@ -187,14 +187,14 @@ def expand(space: Space) -> Plan:
 
 
 def _systems(space: Space, once: Space) -> Iterator[tuple[str, Space]]:
-    """Every system with the space that it goes through; a reference's is one point."""
+    """Yield every system with its space; the space of a reference system is one point."""
     yield from ((system, space) for system in space.systems)
     yield from ((system, once) for system in space.references if system not in space.systems)
 
 
 def sample(points: Sequence[Config], count: int, seed: int) -> list[Config]:
-    """`count` of `points`, in their order. A larger sample of the same seed holds the smaller one, so that
-    what has run already stays part of it; how points are measured does not decide which are drawn."""
+    """Return `count` of `points`, in their order. A larger sample with the same seed contains the smaller
+    one, so finished points stay part of it. The sample does not depend on how points are measured."""
 
     def drawn(config: Config) -> bytes:
         point = config.identity()
@@ -224,7 +224,7 @@ def _combinations(
 
 
 def _assignments(space: Space, target: Target, workload: Workload, system: str) -> Iterator[dict[str, Value]]:
-    """Each combination of the lists, and of those that conditions add to it."""
+    """Yield each combination of the lists, including lists that conditions add."""
     for values in itertools.product(*space.lists.values()):
         given = dict(zip(space.lists, values, strict=True))
         yield from _with_conditions(given, space.when, target, workload, system)
@@ -233,7 +233,7 @@ def _assignments(space: Space, target: Target, workload: Workload, system: str) 
 def _with_conditions(
     given: dict[str, Value], rules: Sequence[Rule], target: Target, workload: Workload, system: str
 ) -> Iterator[dict[str, Value]]:
-    """Rules count in their order, so that one can build on the lists of another."""
+    """Apply rules in their order, so that a rule can match values from the lists of an earlier one."""
     for index, rule in enumerate(rules):
         if not rule.holds(make_config(target, system, Settings.of(**given), workload)):
             continue

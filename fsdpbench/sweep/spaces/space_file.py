@@ -1,4 +1,4 @@
-"""A space as TOML says it (`sweep SPACE.toml`, `sweep.toml`, a baseline's own), typed, nothing unknown."""
+"""A space in TOML (`sweep SPACE.toml`, `sweep.toml`, the space of a baseline), with types checked."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ _Rule = str | dict[str, dict[str, Any]]
 
 
 class SpaceFile(msgspec.Struct, omit_defaults=True):
-    """The keys of a space besides its settings."""
+    """The keys of a space other than its settings."""
 
     schema: int = 1
     model: str | None = None
@@ -27,7 +27,7 @@ class SpaceFile(msgspec.Struct, omit_defaults=True):
     device: str | None = None
     hardware: str | None = None
     emulate: bool | None = None
-    """Of earlier spaces: refused where it is true."""
+    """A key of earlier versions; refused if true."""
     sanitize: bool | None = None
     software: str | None = None
     gpus: _Gpus | str | list[_Gpus | str] | None = None
@@ -46,13 +46,13 @@ class SpaceFile(msgspec.Struct, omit_defaults=True):
 
 
 _NOT_ASKED_FOR = ("schema", "points", "shape_given", "settings")
-"""What `sweep.toml` records beside the space, and what is read into lists."""
+"""Keys that `sweep.toml` records in addition to the space, and `settings`, which become the lists."""
 _NEVER_OFFERED = ("emulate", "schema", "points", "shape_given")
-"""Keys of earlier and of recorded spaces, which are only read."""
+"""Keys of earlier or recorded spaces, which are read but not suggested to users."""
 
 
 def read_space(content: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, list[Value]]]:
-    """Return (target keys, lists of settings) of a space; settings may stand at the top too.
+    """Return (target keys, lists of settings) of a space; settings may also be top-level keys.
 
     Raises `UsageError` that names `origin` and the key.
     """
@@ -86,6 +86,6 @@ def _table(settings: object, origin: str) -> Mapping[str, Any]:
 
 
 def _in_our_words(message: str) -> str:
-    """`Expected `int`, got `str` - at `$.gpus_per_node`` as `gpus_per_node: expected `int`, got `str``."""
+    """Rewrite ``Expected `int`, got `str` - at `$.gpus` `` as ``gpus: expected `int`, got `str` ``."""
     what, found, place = message.rpartition(" - at `$.")
     return f"{place.rstrip('`')}: {what[0].lower()}{what[1:]}" if found else message

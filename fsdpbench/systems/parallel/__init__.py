@@ -1,4 +1,4 @@
-"""Parallelism beside FSDP: tensor (`tp`), context (`cp`) and expert parallelism (`ep`) of a model.
+"""Parallelism in addition to FSDP: tensor (`tp`), context (`cp`) and expert parallelism (`ep`) of a model.
 
-build ─> cut by tp / experts by ep (DTensor parameters) ─> fully_shard over what is left of the ranks
+build ─> shard by tp / experts by ep (DTensor parameters) ─> fully_shard over the remaining mesh dimensions
 """

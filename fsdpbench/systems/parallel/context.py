@@ -1,12 +1,12 @@
-"""Context parallelism: ranks share each sequence, and attention sends keys and values around their ring.
+"""Context parallelism: ranks share each sequence, and attention sends keys and values around a ring of ranks.
 
     query of this rank x (key, value) of this rank | of the one before | ...   merged by their log-sum-exp
-                          sent on meanwhile ───────>
+                          sent on concurrently ────>
 
-That is torch's own `context_parallel` (a prototype there): it takes the place of
-`F.scaled_dot_product_attention` and cuts the batch so that each rank has a part from the head and one from
-the tail of the sequence, which balances causal attention; the models take positions of these parts. On CPU
-ranks the batch is cut here, and attention is torch's ring over the CPU's kernel (`attention_by_ring`).
+This is torch's own `context_parallel` (a prototype). It replaces `F.scaled_dot_product_attention` and splits
+the batch so that each rank has one part from the head and one from the tail of the sequence, which balances
+causal attention; the models compute positions of these parts. On CPU ranks the batch is split here, and
+attention is torch's ring with the CPU's kernel (`attention_by_ring`).
 """
 
 from collections.abc import Iterator
@@ -30,13 +30,13 @@ from fsdpbench.base.torch_internals import (
 from fsdpbench.workloads.rotations import shared_sequence
 
 _SEQUENCE = 1
-"""Dimension of [batch, seq]."""
+"""The sequence dimension of [batch, seq]."""
 
 
 @contextmanager
 def ring(mesh: DeviceMesh, batch: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Enter around forward and backward of one microbatch, int64 of [batch, seq] each; the context is this
-    rank's part of it, and attention goes around `mesh`."""
+    """Shard one microbatch (int64 tensors of [batch, seq]) for forward and backward: yield this rank's part,
+    and run attention as a ring over `mesh`."""
     set_rotate_method("alltoall")
     rank, ranks = mesh.get_local_rank(), mesh.size()
     with shared_sequence(rank, ranks):
@@ -56,17 +56,17 @@ def _head_and_tail(tensor: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
 
 
 _SEQ_OF_HEADS = 2
-"""Dimension of [batch, heads, seq, width]."""
+"""The sequence dimension of [batch, heads, seq, width]."""
 _FORWARD = partial(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, dropout_p=0.0)
 _BACKWARD = partial(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward, dropout_p=0.0)
 
 
 @contextmanager
 def attention_by_ring(group: dist.ProcessGroup) -> Iterator[None]:
-    """Let `F.scaled_dot_product_attention`, causal and without dropout, go around the ranks of `group`.
+    """Run causal `F.scaled_dot_product_attention` without dropout as a ring over the ranks of `group`.
 
-    torch's own ring has no kernel for the CPU. The order of the ring, the merging of partial results and the
-    parts left out of causal attention are torch's code; so the CPU proves the plan that simulated GPUs run.
+    torch's ring has no kernel for the CPU. The order of the ring, the merging of partial results and the
+    parts that causal attention skips are torch's code, so CPU ranks verify the plan that simulated GPUs run.
     """
 
     def attend(
@@ -93,7 +93,7 @@ def attention_by_ring(group: dist.ProcessGroup) -> Iterator[None]:
 
 
 class _Ring(torch.autograd.Function):
-    """Attention of this rank's queries to the keys and values of all ranks; gradients come back around."""
+    """Attention of this rank's queries to the keys and values of all ranks, and its backward."""
 
     @staticmethod
     def forward(

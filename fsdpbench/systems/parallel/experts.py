@@ -1,12 +1,12 @@
-"""Expert parallelism: each rank of a group holds a part of a layer's experts; rows go where their expert is.
+"""Expert parallelism: each rank of a group holds some of a layer's experts; rows are sent to their experts.
 
     rows by expert -> all-to-all -> experts of this rank, rows of all ranks -> all-to-all -> rows by expert
 
-Loads are given (`workloads.decoder.experts`), so every rank knows who sends how many rows to whom; in
-training with a router's own choice, an exchange of these counts and a wait of the CPU come before.
+Loads are given (`workloads.decoder.experts`), so every rank knows how many rows each rank sends to each other
+rank. With a real router, an exchange of these counts and a CPU wait would come before.
 
-All else is data parallelism: FSDP shards the experts over the ranks that hold the same ones, the other
-parameters over all ranks, each on a mesh of its own in one unit.
+Otherwise this is data parallelism: FSDP shards experts over the ranks that hold the same ones, and other
+parameters over all ranks; both are on their own meshes in one unit.
 """
 
 from collections.abc import Callable
@@ -35,16 +35,16 @@ def share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def expert_parameters(model: nn.Module) -> set[int]:
-    """Return the ids of the parameters of experts."""
+    """Return the ids of all parameters of experts."""
     return {id(p) for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
 
 
 def placement_of_experts(
     model: nn.Module, meshes: "Meshes", result: Any, sharded: Any, replicated: Any
 ) -> Callable[[Any], Any]:
-    """Return a `shard_placement_fn` that places experts on their mesh, and all else on that of `fully_shard`.
+    """Return a `shard_placement_fn` that puts experts on their own mesh, and others on that of `fully_shard`.
 
-    `result`, and `sharded` or `replicated` meshes: the classes of the `fully_shard` at hand.
+    `result`, `sharded` and `replicated`: the classes of placement and meshes of the `fully_shard` in use.
     """
     assert meshes.expert_data is not None
     if meshes.expert_data.ndim == 2:
@@ -57,10 +57,10 @@ def placement_of_experts(
 
 
 class RankExchange:
-    """The exchange among the ranks of a mesh: `Exchange` of `workloads.decoder.experts`.
+    """The exchange of rows among the ranks of a mesh: an `Exchange` of `workloads.decoder.experts`.
 
-    On simulated GPUs rank 0 represents all. It gets the busiest experts of each layer: the rank with most
-    rows is the one that the others wait for.
+    On simulated GPUs rank 0 represents all ranks, so it gets the busiest experts of each layer: the others
+    wait for the rank with the most rows.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -68,12 +68,12 @@ class RankExchange:
         self._rank, self._busiest_first = mesh.get_local_rank(), mesh.device_type == "sim"
 
     def _sums(self, loads: list[int]) -> list[int]:
-        """Return the rows for each rank."""
+        """Return the number of rows for each rank."""
         each = len(loads) // self._ranks
         return [sum(loads[rank * each : (rank + 1) * each]) for rank in range(self._ranks)]
 
     def order(self, loads: list[int]) -> list[int]:
-        """Return the loads as given; on simulated GPUs turned so that the busiest rank's come first."""
+        """Return the loads; on simulated GPUs rotated so that those of the busiest rank come first."""
         if not self._busiest_first:
             return loads
         sums = self._sums(loads)
@@ -85,17 +85,17 @@ class RankExchange:
         return loads[self._rank * each : (self._rank + 1) * each]
 
     def held(self, loads: list[int]) -> list[int]:
-        """Return the rows of each expert of this rank."""
+        """Return the number of rows for each expert of this rank."""
         return [self._ranks * load for load in self._own(loads)]
 
     def send(self, rows: Tensor, loads: list[int]) -> Tensor:
-        """Send rows to the ranks of their experts; rows arrive rank by rank and are laid expert by expert."""
+        """Send rows to the ranks of their experts; return received rows sorted by expert."""
         own = self._own(loads)
         arrived: Tensor = _AllToAll.apply(rows, self._sums(loads), [sum(own)] * self._ranks, self._group)
         return _transposed(arrived, [own] * self._ranks)
 
     def back(self, rows: Tensor, loads: list[int]) -> Tensor:
-        """Send rows back to the ranks that they came from."""
+        """Send rows back to the ranks from which they came."""
         own = self._own(loads)
         by_rank = _transposed(rows, [[load] * self._ranks for load in own])
         sent: Tensor = _AllToAll.apply(by_rank, [sum(own)] * self._ranks, self._sums(loads), self._group)
@@ -103,7 +103,7 @@ class RankExchange:
 
 
 def _transposed(rows: Tensor, counts: list[list[int]]) -> Tensor:
-    """Reorder rows from first index, then second to second index, then first; one copy."""
+    """Reorder rows from order (first, second index) to order (second, first index) with one copy."""
     if len({count for line in counts for count in line}) == 1:
         grid = rows.view(len(counts), len(counts[0]), counts[0][0], -1)
         return grid.transpose(0, 1).flatten(0, 2)
@@ -113,7 +113,7 @@ def _transposed(rows: Tensor, counts: list[list[int]]) -> Tensor:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Rows [sent, width] by rank to rows [received, width] by rank; its gradient goes the other way."""
+    """Exchange rows [sent, width] grouped by rank for rows [received, width]; backward in reverse."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
@@ -136,14 +136,14 @@ def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: dist.P
 class Meshes:
     """The device meshes of a configuration.
 
-        tp        (replicate, shard, tp)          FSDP over the first, tensor parallelism over the last
-        tp, ep    also (replicate, expert_shard, ep), of all ranks, those of one tp group among them
-        cp        (replicate, shard)              FSDP over all ranks, those that share a sequence among them
-                  (groups, cp, tp)                attention: over cp, of the heads of a rank of tp
-        ep        (replicate, shard)              all but experts
+        tp        (replicate, shard, tp)          FSDP over the first two, tensor parallelism over the last
+        tp, ep    also (replicate, expert_shard, ep) of all ranks, including those of one tp group
+        cp        (replicate, shard)              FSDP over all ranks, including those that share a sequence
+                  (groups, cp, tp)                attention: over cp, for the heads of a tp rank
+        ep        (replicate, shard)              all parameters except experts
                   (replicate, expert_shard, ep)   experts: FSDP over expert_shard x replicate
-    `data`: FSDP's, with a dimension of replicas only where a copy takes fewer ranks than there are. `tensor`,
-    `context` and `experts` are 1-D, `expert_data` is FSDP's for experts; None where unused.
+    `data`: FSDP's mesh, with a replicate dimension only if a copy needs fewer than all ranks. `tensor`,
+    `context` and `experts` are 1-D; `expert_data` is FSDP's mesh for experts. Unused ones are None.
     """
 
     data: DeviceMesh
@@ -154,9 +154,9 @@ class Meshes:
 
 
 def make_meshes(degrees: Degrees, shard: int, device_type: str) -> "Meshes":
-    """Make the device meshes; a collective call of all ranks.
+    """Create the device meshes; all ranks must call it together.
 
-    `shard`: ranks that share one copy of the (tensor-parallel part of the) model.
+    `shard`: number of ranks that share one copy of the (tensor-parallel part of the) model.
     """
     copies = degrees.sharding // shard
     data = {"replicate": copies, "shard": shard} if copies > 1 else {"shard": shard}

@@ -1,4 +1,4 @@
-"""Refusals of parallelism, by name, with the remedy."""
+"""Refusals of parallelism, by setting, each with a remedy."""
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
 from fsdpbench.base.errors import error_text

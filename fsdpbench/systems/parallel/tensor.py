@@ -1,5 +1,5 @@
-"""Tensor parallelism: a workload's plan as torch's, with the sequence shared out between blocks and the loss
-taken on shares of the vocabulary (Korthikanti et al. 2022, arXiv 2205.05198; the plan of TorchTitan)."""
+"""Tensor parallelism: a workload's plan in torch's styles, with sequence parallelism between blocks and a
+loss over the sharded vocabulary (Korthikanti et al. 2022, arXiv 2205.05198; the plan of TorchTitan)."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,14 +24,14 @@ from fsdpbench.workloads.lora_layers import AdaptedProjection
 from fsdpbench.workloads.tensor_plan import BlockPlan, HasTensorPlan, TensorPlan
 
 _SEQUENCE, _HEADS = 1, 1
-"""Dimensions of [batch, seq, features] and of [batch, heads, seq, width]."""
+"""The sequence dimension of [batch, seq, features], and the heads dimension of [batch, heads, seq, width]."""
 
 
 def cut(
     model: nn.Module, plan: TensorPlan, block_classes: tuple[type[nn.Module], ...], mesh: DeviceMesh
 ) -> None:
-    """Make the parameters of `model` DTensors on the 1-D `mesh`, in place. Every rank holds the same
-    parameters before, or they are on meta."""
+    """Make the parameters of `model` DTensors on the 1-D `mesh`, in place. Before, all ranks must have equal
+    parameters, or they are on the meta device."""
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     outside: dict[str, ParallelStyle] = {
         name: RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(sequence))
@@ -43,7 +43,7 @@ def cut(
     outside[plan.head] = ColwiseParallel(
         input_layouts=Shard(_SEQUENCE), output_layouts=Shard(-1), use_local_output=False
     )
-    # Without a source every rank cuts its own, and nothing is sent.
+    # Without a source rank every rank shards its own copy, and nothing is sent.
     parallelize_module(model, mesh, outside, src_data_rank=None)
     if plan.tied:
         model.get_submodule(plan.head).weight = model.get_submodule(next(iter(plan.embeddings))).weight
@@ -56,18 +56,18 @@ def cut(
         for name in of_block.by_head:
             parent, _, last = name.rpartition(".")
             distribute(block.get_submodule(parent), last, mesh, Shard(0))
-    for name in frozen:  # torch's styles make parameters that learn
+    for name in frozen:  # torch's styles create trainable parameters
         model.get_parameter(name).requires_grad_(False)
 
 
 def _whole(share: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-    """Gather the sequence of which each rank has a share; the gradient is a reduce-scatter."""
+    """All-gather a sequence that is sharded over ranks; backward is a reduce-scatter."""
     shared = DTensor.from_local(share, mesh, (Shard(_SEQUENCE),), run_check=False)
     return shared.redistribute(placements=(Replicate(),))
 
 
 class _WholeSequence(ParallelStyle):
-    """A module whose first argument is gathered: `PrepareModuleInput` for any number of others."""
+    """A style that gathers the first argument: `PrepareModuleInput` for any number of other arguments."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -78,7 +78,7 @@ class _WholeSequence(ParallelStyle):
 
 
 class _WholeResult(ParallelStyle):
-    """A module whose result is gathered once for all that read it; their gradients are summed once too."""
+    """A style that gathers the result once for all readers; their gradients are summed and then reduced."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def gather(_: nn.Module, inputs: tuple[Any, ...], result: torch.Tensor) -> DTensor:
@@ -109,18 +109,18 @@ def _block_styles(plan: BlockPlan, block: nn.Module) -> dict[str, ParallelStyle]
 
 @torch.no_grad()
 def _side_by_side(layer: nn.Module, widths: tuple[int, ...], ranks: int) -> None:
-    """Order the outputs of a layer that computes several things, so that an even cut gives each rank its
-    share of each: of queries | keys | values, two ranks get q0 k0 v0 and q1 k1 v1."""
+    """Reorder the outputs of a layer that computes several things, so that even shards have a part of each:
+    for queries | keys | values, two ranks get q0 k0 v0 and q1 k1 v1."""
     if len(widths) == 1:
         return
     for name, parameter in layer.named_parameters(recurse=False):
-        if not parameter.is_meta and name != "lora_a":  # which reads all inputs, for all of them
+        if not parameter.is_meta and name != "lora_a":  # `lora_a` is shared by all outputs
             parts = [part.chunk(ranks) for part in parameter.split(widths)]
             parameter.copy_(torch.cat([share for shares in zip(*parts, strict=True) for share in shares]))
 
 
 def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
-    """Make the parameter `name` of `module` a DTensor on `mesh`; one that is shared already stays."""
+    """Make the parameter `name` of `module` a DTensor on `mesh`, unless it is one already."""
     parameter = getattr(module, name)
     if parameter is not None and not isinstance(parameter, DTensor):
         shared = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
@@ -128,7 +128,7 @@ def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placem
 
 
 class Replicated(ParallelStyle):
-    """A style in which every rank has all of the module, and computes with its own tokens."""
+    """A style in which every rank has the whole module and applies it to its own tokens."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for part in module.modules():
@@ -138,11 +138,11 @@ class Replicated(ParallelStyle):
 
 
 class AdaptedColumns(ParallelStyle):
-    """A layer with an adapter, cut by outputs: its rank's outputs of the whole input.
+    """Column-parallel layer with an adapter: computes its rank's outputs from the whole input.
 
         columns   W, B by outputs, A whole     y of a rank's outputs                    no communication
         rows      W, A by inputs, B whole      y of a rank's inputs, summed over ranks  one reduce-scatter
-    An adapter sends nothing more: its share of the sum travels in the frozen layer's.
+    An adapter needs no additional communication: its part is in the frozen layer's sum.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -153,12 +153,12 @@ class AdaptedColumns(ParallelStyle):
 
 
 def _own_input(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the whole input, which every rank has; its gradient is the sum over the ranks."""
+    """Return the whole input, which every rank has. Its gradient is summed over the ranks."""
     return (inputs[0].to_local(grad_placements=[Partial()]), *inputs[1:])
 
 
 class AdaptedRows(ParallelStyle):
-    """A layer with an adapter, cut by inputs: results are summed, each rank keeps its share of `sequence`."""
+    """Row-parallel layer with an adapter: results are reduce-scattered along the dimension `sequence`."""
 
     def __init__(self, sequence: int) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class AdaptedRows(ParallelStyle):
 
 
 def parallelise(model: nn.Module, workload: Workload, meshes: Meshes) -> None:
-    """Cut `model` as `meshes` have it, in place; nothing where they are of data parallelism alone."""
+    """Parallelize `model` in place over the meshes of experts and tensors, if there are any."""
     if meshes.experts is not None:
         share_experts(model, meshes.experts)
     if meshes.tensor is not None:
@@ -189,5 +189,5 @@ def parallelise(model: nn.Module, workload: Workload, meshes: Meshes) -> None:
 
 
 def context_of(config: Config) -> AbstractContextManager[object]:
-    """Enter around forward and backward: with tensor parallelism, the loss of a cut vocabulary."""
+    """Return a context manager for forward and backward: `loss_parallel` with tensor parallelism."""
     return loss_parallel() if Degrees.of(config).tp > 1 else nullcontext()

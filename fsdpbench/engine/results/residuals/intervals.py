@@ -1,7 +1,7 @@
 """The 90 % interval of a simulated result.
 
-Derived from what was simulated and from the residuals of published runs (`widths.py`); it costs no simulation
-and changes no figure.
+Computed from the simulation's figures and from the residuals of published runs (`widths.py`). It needs no
+further simulation and changes no figure.
 """
 
 import dataclasses
@@ -28,19 +28,19 @@ from fsdpbench.sim.model.software import CURRENT, OF_MODELS, load_software, soft
 
 _LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
 _UNUSUAL = (*PARALLEL, "lora", "optimizer_dtype", "linear_dtype", "graph", "symmetric_memory")
-"""Settings that every published run has at their defaults."""
+"""Settings that all published runs have at their defaults."""
 _UNLIKE = ("expert", "window", "sinks", "score_cap")
-"""Parts of names of fields that no model of a published run has set."""
+"""Parts of names of shape fields that no model of a published run sets."""
 
 _PEAKS = (widths.Quantity.ALLOCATED, widths.Quantity.ACTIVE, widths.Quantity.RESERVED)
 _MEMORY_KNOWS = (widths.Unknown.CHIP, widths.Unknown.NETWORK, widths.Unknown.COMPILED, widths.Unknown.MEMORY)
-"""Settings without effect on a run's bytes, or that no published run reports."""
+"""Unknowns that do not affect a run's memory, or that no published run reports."""
 _STATED = (widths.Unknown.MODEL, widths.Unknown.SETTING, widths.Unknown.OFFLOAD)
 
 
 def interval_of(config: Config, result: Result, work: dict[str, float] | None = None) -> Interval | None:
-    """Return the `interval` of a simulated result that has a step time; None of any other. `work`: the rank's
-    `step_work`."""
+    """Return the `interval` of a simulated result with a step time; None for any other result. `work`: the
+    rank's `step_work`."""
     step, hardware = result.step_time_s, config.hardware or ""
     if config.device != "sim" or not step:
         return None
@@ -58,7 +58,7 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
         for each in ([*unknown, *full], [*known_kind, *full])
     )
     if chip is not None and (doubt := chip.with_attention(config.settings.attention).attention.doubt) > 1:
-        log = math.hypot(time.log, math.log(doubt))  # as if the step were nothing else
+        log = math.hypot(time.log, math.log(doubt))  # as if the whole step were attention
         time = dataclasses.replace(time, log=log, because=(*time.because, widths.Unknown.ATTENTION))
     work, known = work or {}, is_measured(hardware, "host_link.gb_s")
     faster = widths.by_faster_links(share, work.get("kernels", 0.0) / step) if pcie else 0.0
@@ -90,17 +90,17 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
 
 
 def read_ahead() -> None:
-    """Read what the interval of any result needs, in a process that forks those that make results."""
+    """Read all files that `interval_of` needs, in the process that forks those that compute results."""
     _known()
     for quantity in (widths.Quantity.TIME, *_PEAKS):
         widths.width_of(quantity, ())
 
 
 def unknowns(config: Config) -> tuple[widths.Unknown, ...]:
-    """Return what no published run says about a configuration."""
+    """Return the aspects of a configuration that no published run covers."""
     found = []
     chips, software, families = _known()
-    # Files without `compute` are variants of a chip; a packaged one is a chip of its own.
+    # A layer without `compute` is a variant of a chip; a packaged one is a chip of its own.
     layers, _ = _machine(config.hardware or "", _stamp(config.hardware))
     variants = list(itertools.takewhile(lambda layer: "compute" not in layer[1], layers))
     if next((name for name, _ in layers if name in profile_names()), None) not in chips:
@@ -132,14 +132,14 @@ def unknowns(config: Config) -> tuple[widths.Unknown, ...]:
 
 
 def _has_unknown_links(hardware: str) -> bool:
-    """Return whether links inside a node are PCIe that no file of a user's measured."""
+    """Return whether links inside a node are PCIe, and no user's file has measured rates of them."""
     _, chip = _machine(hardware, _stamp(hardware))
     known = is_measured(hardware, "nvlink") or is_measured(hardware, "libraries")
     return chip is not None and chip.has_pcie_links and not known
 
 
 def is_measured(hardware: str, key: str = "nic.base_us") -> bool:
-    """Return whether a user's own file has the key or table, and does not name it as estimated."""
+    """Return whether a user's own file has the key or table and does not mark it as estimated."""
     layers, profile = _machine(hardware, _stamp(hardware))
     own = [keys for _, keys in itertools.takewhile(lambda layer: layer[0] not in profile_names(), layers)]
     stated = f"+{key.partition('.')[0]}-" in hardware
@@ -150,9 +150,9 @@ def is_measured(hardware: str, key: str = "nic.base_us") -> bool:
 
 @functools.cache
 def _known() -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]]:
-    """Return the chips, systems with their software, and families with published runs.
+    """Return the chips, (system, software) pairs and families of published runs.
 
-    What a run's software says of models alone a user says by a shape: today's software is known with it.
+    Software that differs from today's only in model code counts as today's: a shape sets that code.
     """
     rows = [row for row in widths.read_table() if row.condition is widths.Condition.KNOWN]
     software = {(row.system, row.software) for row in rows}
@@ -172,7 +172,7 @@ def _is_todays(software: str) -> bool:
 def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
     """Return whether the model is of a family with published runs, or a similar dense language model.
 
-    Known by name (`gpt-2.8b`, `llama3-8b`) and by fields of the shape, since to build it would import torch.
+    Decided by name (`gpt-2.8b`, `llama3-8b`) and shape fields, because building the model would import torch.
     """
     if any(value and part in name for name, value in config.shape.items() for part in _UNLIKE):
         return False
@@ -186,7 +186,7 @@ def _memory(
     config: Config, peaks: PeakMemory | None, unknown: Sequence[widths.Unknown]
 ) -> tuple[dict[str, Span], bool]:
     """Return intervals of the peaks in bytes; whether that of reserved memory exceeds the device's."""
-    # Published runs of other kinds left the model itself open, which a user states.
+    # For runs of other kinds, `widths` covers an assumed model; here the user states the model.
     of_memory = [reason for reason in unknown if reason not in (*_MEMORY_KNOWS, *_STATED)]
     least = widths.OTHER_KIND if any(reason in _STATED for reason in unknown) else 0.0
     _, chip = _machine(config.hardware or "", _stamp(config.hardware))
@@ -207,7 +207,7 @@ def _memory(
 
 @functools.lru_cache(maxsize=64)
 def _machine(hardware: str, stamp: int) -> tuple[list[tuple[str, frozenset[str]]], HardwareProfile | None]:
-    """Return a profile and its layers, read again when its file changes."""
+    """Return a profile and its layers. `stamp`, its file's time, makes the cache read a changed file."""
     try:
         return profile_layers(hardware), load_profile(hardware)
     except ProfileError:
@@ -218,4 +218,4 @@ def _stamp(hardware: str | None) -> int:
     try:
         return os.stat(re.sub(r"\+(node|nic)-.*", "", hardware or "")).st_mtime_ns
     except OSError:
-        return 0  # a packaged profile's name
+        return 0  # the name of a packaged profile

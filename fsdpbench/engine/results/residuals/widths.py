@@ -1,6 +1,6 @@
-"""The width of a 90 % interval, from the residuals of runs that were held out.
+"""The width of a 90 % interval, from the residuals of held-out runs.
 
-    known          runs of sources to which no constant was fitted, as they were
+    known          runs of sources to which no constant was fitted, predicted with everything known of them
     + chip         ... on a chip to which nothing was fitted, or predicted with the keys of another chip
     + network      ... predicted with the packaged network instead of theirs
     + system       ... predicted with the other one of PyTorch's FSDPs
@@ -8,19 +8,19 @@
     + model        ... whose shape or settings had to be assumed
     + memory       ... that retried allocations, or nearly filled the memory
 
-A width is the 90 % quantile of |ln(measured / predicted)|, in which every group of runs (source, chip,
-family) counts alike, however many runs it has: they share errors, and a user's case is a new group. What is
-unknown adds its variance: sqrt(known^2 + sum(aspect^2 - known^2)).
+A width is the 90 % quantile of |ln(measured / predicted)|. Every group of runs (source, chip, family) has the
+same weight, however many runs it has, because its runs share errors, and a user's case is a new group. Each
+unknown aspect adds its variance: sqrt(known^2 + sum(aspect^2 - known^2)).
 
-Between nodes the network's rate is the largest unknown. Where collectives between nodes, alone, are a share
-s of a step and take f times as long, the step takes 1 + f s - max(s, 0.72) times as long: up to 0.72,
-computation hides them. That widens the interval upwards, unless the network was measured
-(`Width.with_network`). What the network explains of a residual does not count for the rest.
+Between nodes the network's rate is the largest unknown. If collectives between nodes, run alone, would be a
+share s of a step, and take f times as long, the step takes 1 + f s - max(s, 0.72) times as long: computation
+hides them up to a share of 0.72. That widens the interval upwards, unless the network was measured
+(`Width.with_network`). The part of a residual that the network explains does not count for the rest.
 
-Conformal prediction for grouped data after Dunn, Wasserman and Ramdas (arXiv 1809.07441). How much groups
-differ is known from a handful of them; as in prediction intervals of random-effects models (Higgins, Thompson
-and Spiegelhalter 2009) the quantile is widened by Student's t over the normal quantile. With fewer groups
-than `_FEW_GROUPS` (memory, networks) the largest residual takes its place.
+Conformal prediction for grouped data after Dunn, Wasserman and Ramdas (arXiv 1809.07441). Only a handful of
+groups show how much groups differ, so the quantile is multiplied by Student's t over the normal quantile, as
+in prediction intervals of random-effects models (Higgins, Thompson and Spiegelhalter 2009). With fewer groups
+than `_FEW_GROUPS` (memory, networks) the largest residual replaces the quantile.
 """
 
 import csv
@@ -40,7 +40,7 @@ TABLE = Path(__file__).with_name("residuals.csv")
 
 
 class Condition(StrEnum):
-    """The part of a run that was unknown when it was predicted (`ci/residual_rows.py`)."""
+    """The aspect of a run that was treated as unknown when it was predicted (`ci/residual_rows.py`)."""
 
     KNOWN = "known"
     NEW_CHIP = "new chip"
@@ -51,11 +51,11 @@ class Condition(StrEnum):
     MODEL = "model"
 
 
-AS_IT_WAS = (Condition.KNOWN, Condition.NEW_CHIP)  # all was used that is known of the run
+AS_IT_WAS = (Condition.KNOWN, Condition.NEW_CHIP)  # predicted with everything known of the run
 
 
 class Quantity(StrEnum):
-    """The quantity that a residual compares."""
+    """The quantity whose measurement and prediction a residual compares."""
 
     TIME = "time"
     ALLOCATED = "allocated"
@@ -68,9 +68,9 @@ class Residual:
     """One figure of one published run and its prediction, in the publication's unit: a row of
     `residuals.csv`.
 
-    ci/measure_residuals.py writes the file. A residual is ln(measured / predicted): of the step time (above
-    0: slower than predicted), or of a peak of memory. Rows of one `source` come from the same people and
-    software, and share errors; a whole source is held out.
+    ci/measure_residuals.py writes the file. A residual is ln(measured / predicted) of the step time (above
+    0: slower than predicted) or of a memory peak. Rows of one `source` come from the same people and
+    software and share errors, so a whole source is held out.
     """
 
     condition: Condition
@@ -78,22 +78,22 @@ class Residual:
     chip: str
     run: str
     model: str
-    """Its name, and the fields of its shape."""
+    """The model's name and shape fields."""
     family: str
     system: str
     software: str
     fitted: bool
-    """Constants were fitted to this source."""
+    """Whether constants were fitted to this source."""
     compiled: bool
     gpus: int
     nodes: int
     network: str
     retries: float
-    """The allocator's retries a step, as predicted."""
+    """The predicted number of allocator retries per step."""
     full: float
-    """Predicted peak of reserved memory as a share of what the allocator can have."""
+    """The predicted peak of reserved memory as a share of the memory that the allocator can use."""
     network_share: float
-    """Durations of collectives between nodes, alone, over that of the step, as predicted."""
+    """The predicted time of collectives between nodes, alone, divided by the step time."""
     quantity: Quantity
     unit: str
     published: float
@@ -102,12 +102,12 @@ class Residual:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """Return (source, chip, family): runs of one group share errors of their prediction."""
+        """Return (source, chip, family): predictions of runs in one group share errors."""
         return (self.source, self.chip, self.family)
 
     @property
     def needed(self) -> float:
-        """Return the width, before the network's part, with which the run is just inside its interval."""
+        """Return the smallest width, before the network's part, whose interval contains the run."""
         network = by_network(self.network_share, self.gpus) if self.quantity is Quantity.TIME else 0.0
         return math.sqrt(max(0.0, self.log_ratio**2 - network**2 * (self.log_ratio > 0)))
 
@@ -126,31 +126,31 @@ def _residual(row: dict[str, str]) -> Residual:
 
 LEVEL = 0.9
 APART = 0.0464
-"""|ln(ratio)| of two steps of a model and machine that cannot be distinguished, if no more is known of their
-difference: how far residuals of a model's runs are apart (`ci/measure_differences.py`)."""
+"""The largest |ln(ratio)| at which two steps of the same model and machine cannot be distinguished without
+further knowledge: the spread of residuals of a model's runs (`ci/measure_differences.py`)."""
 _FEW_RUNS = 5
 _FEW_GROUPS = 4
 MORE_GPUS = "more than 512 GPUs, where published runs disagree"
-# Relative to its own few nodes, a study of GPTs (MareNostrum 5) is within 12 % of the simulation up to 512
-# GPUs. Of its runs on 1,024 and 2,048 GPUs some are too, others take 1.2 to 1.5 times as long as those.
+# A study of GPTs (MareNostrum 5) is, relative to its own few nodes, within 12 % of the simulation up to 512
+# GPUs. Some of its runs on 1,024 and 2,048 GPUs are too; others take 1.2 to 1.5 times as long as those.
 _AGREED_GPUS = 512
 _MISSED_A_DOUBLING = 0.21
-# The share of a node's data sheet that rings reach: 0.98 (llm-foundry's H100s), 0.75 (its A100s; MareNostrum
-# 5 on 512 GPUs), 0.24 (Leonardo). Profiles have 0.75 and more. On Leonardo a run on 128 GPUs comes out if its
-# collectives, with their latency, take 2.3 times as long as simulated.
+# The share of a node's data sheet bandwidth that rings reach: 0.98 (llm-foundry's H100s), 0.75 (its A100s;
+# MareNostrum 5 on 512 GPUs), 0.24 (Leonardo). Profiles have 0.75 and more. A run on 128 GPUs of Leonardo is
+# predicted correctly if its collectives, with latency, take 2.3 times as long as simulated.
 _SLOWER = 2.5
 _HIDDEN = 0.72
-"""The share of a step that collectives may take before they lengthen it: 32 GPTs, simulated on networks that
-are two and three times slower."""
+"""The share of a step that collectives can take before they lengthen it, from 32 GPTs simulated on networks
+that are two and three times slower."""
 OTHER_KIND = 0.26
-"""The least |ln| of a memory peak's width for models and settings that no published run has: 16 peaks of five
-sources that set nothing (`ci/measured/memory_kinds.txt`)."""
+"""The smallest width (|ln|) of a memory peak for models and settings that no published run has, from 16 peaks
+of five sources to which no constant was fitted (`ci/measured/memory_kinds.txt`)."""
 NAMED = 0.1
-"""From which on what was not measured is named."""
+"""The smallest |ln| from which an unmeasured network or link is named as a reason."""
 
 
 class Unknown(StrEnum):
-    """A reason for a wider interval, in words for people."""
+    """A reason for a wider interval, in words for users."""
 
     CHIP = "no published run on this chip"
     NETWORK = "network between nodes not stated"
@@ -170,10 +170,10 @@ class Unknown(StrEnum):
 
 @dataclass(frozen=True)
 class Width:
-    """Half an interval's width, as |ln(measured / predicted)|, and why it is wider than that of known runs.
+    """Half an interval's width, as |ln(measured / predicted)|, and why it exceeds that of known runs.
 
-    `runs`: residuals of known runs that it rests on. `network`: by how much a time may be longer, and not
-    shorter, for what is not known of the network.
+    `runs`: number of residuals of known runs behind it. `network`: additional ln by which a time may be
+    longer, but not shorter, if the network was not measured.
     """
 
     log: float
@@ -186,7 +186,7 @@ class Width:
         return value * math.exp(-self.log), value * math.exp(math.hypot(self.log, self.network))
 
     def covers(self, log_ratio: float) -> bool:
-        """Return whether ln(measured / predicted) is inside."""
+        """Return whether ln(measured / predicted) is inside the interval."""
         return -self.log <= log_ratio <= math.hypot(self.log, self.network)
 
     @property
@@ -196,47 +196,47 @@ class Width:
         return (high - low) / (high + low)
 
     def with_network(self, share: float, gpus: int, measured: bool = False) -> "Width":
-        """Return the width of a time on so many GPUs, of which collectives between nodes are a `share`."""
+        """Return the width of a time on `gpus` GPUs; collectives between nodes are a `share` of it."""
         network = by_network(0.0 if measured else share, gpus)
         named = (Unknown.UNMEASURED,) if by_network(share, 1) > NAMED and not measured else ()
         return dataclasses.replace(self, network=network, because=(*self.because, *named))
 
 
 def by_network(share: float, gpus: int) -> float:
-    """Return ln of how much longer a step may be for a network that was not measured, or on more GPUs than
-    published runs had; `share`: of collectives between nodes in it, alone."""
+    """Return ln of the factor by which a step may be longer, because the network was not measured, or because
+    no published runs have as many GPUs. `share`: of collectives between nodes, alone, in the step."""
     beyond = math.log2(max(1.0, gpus / _AGREED_GPUS))
     longer = math.log1p(max(0.0, _SLOWER * share - max(share, _HIDDEN)))
     return math.hypot(longer, _MISSED_A_DOUBLING * beyond)
 
 
 _SAVED_BY_LINKS = 0.9
-"""The share of collectives over PCIe that another machine saves: eight L40S without peer access between their
-sockets reached 2.2 GB/s, PCIe 4.0 carries ten times that."""
+"""The share of the time of collectives over PCIe that another machine may save: eight L40S without peer
+access between sockets reached 2.2 GB/s; PCIe 4.0 has ten times that bandwidth."""
 
 
 def by_faster_links(share: float, kernels: float) -> float:
-    """Return |ln| of how much shorter a step may be on another machine's PCIe. `share`, `kernels`: of the
-    step, collectives over it, alone, and kernels, which stay."""
+    """Return |ln| of the factor by which a step may be shorter on another machine's PCIe. `share`, `kernels`:
+    shares of the step; collectives over PCIe, alone, and kernels, whose time stays the same."""
     return -math.log(min(1.0, max(1 - _SAVED_BY_LINKS * min(share, 1.0), kernels)))
 
 
-# Packaged profiles have three quarters of what PCIe carries. One H100 and one H200 reached 4 and 11 % more,
-# alone (ci/measured/gpu); of all in a node each may reach half: two share a DGX A100's switch (from memory).
+# Packaged profiles have three quarters of PCIe's bandwidth. One H100 and one H200, alone, reached 4 and 11 %
+# more (ci/measured/gpu). If all GPUs copy, each may get half: two share a DGX A100's switch (from memory).
 _FASTER_LINK, _NEAR_LINK = 1.1, 0.1
 
 
 def by_link(step: float, slow: float, measured: bool) -> tuple[float, float]:
-    """Return |ln| of how much shorter and longer a step may be for the link to the host; `slow`: with copies
-    that take twice as long. The longest of many sums of durations, a step is convex in the time of a copy: x
-    of that time more adds at most x of what all of it adds, and less saves no more. `measured`: to 10 %."""
+    """Return |ln| of the factors by which a step may be shorter and longer because of the link to the host.
+    `slow`: the step if copies take twice as long. A step is the longest of many sums of durations, so it is
+    convex in the time of copies: x of it more adds at most x of `slow` - `step`. `measured`: to 10 %."""
     more = max(0.0, slow / step - 1)
     saved = min(more * (1 - 1 / _FASTER_LINK), 1 / 2)
     return -math.log1p(-saved), math.log1p(more * (_NEAR_LINK if measured else 1))
 
 
 def is_beyond(gpus: int) -> bool:
-    """Return whether published runs of so many GPUs disagree."""
+    """Return whether published runs on this many GPUs disagree with each other."""
     return gpus > _AGREED_GPUS
 
 
@@ -252,9 +252,9 @@ def width_of(
 
     `without` holds a source out, `without_run` a single run.
 
-    Compiled runs have a width of their own where any could be compared.
+    Compiled runs have their own width if any of them could be compared.
     """
-    # The packaged table is None here: to hash its rows for the cache would take longer than the rest.
+    # None means the packaged table: hashing its rows for the cache would take longer than the rest.
     table = None if rows is None else tuple(rows)
     return _width(quantity, tuple(dict.fromkeys(unknown)), compiled, (without, without_run), table)
 
@@ -287,14 +287,14 @@ def _width(
 
 @functools.cache
 def _edge(table: tuple[Residual, ...] | None) -> float:
-    """Return the share of the memory above which a predicted peak's interval may end at all of it."""
+    """Return the share of the memory above which a predicted peak's interval may reach all of it."""
     rows = read_table() if table is None else table
     reserved = [row for row in rows if row.quantity is Quantity.RESERVED and is_held_out(row)]
     return math.exp(-_safe_quantile(reserved))
 
 
 def is_held_out(row: Residual) -> bool:
-    """Return whether the row is a residual of known software on known chips."""
+    """Return whether the row is a residual of known software on known chips, not fitted to its source."""
     return _is_known(row) and not row.fitted
 
 
@@ -303,7 +303,7 @@ def _is_known(row: Residual) -> bool:
 
 
 def _tells(row: Residual, aspect: Unknown, edge: float) -> bool:
-    """Return whether `row` is evidence for the width of `aspect`."""
+    """Return whether `row` counts as evidence for the width of `aspect`."""
     if aspect is Unknown.MEMORY:
         return bool(row.retries) and row.condition is Condition.KNOWN
     ordinary = not row.retries and not row.compiled
@@ -322,16 +322,16 @@ _UNDER = {
 
 
 def _safe_quantile(rows: Sequence[Residual]) -> float:
-    """Return `weighted_quantile`, widened for how few groups there are."""
+    """Return `weighted_quantile`, widened because there are few groups."""
     groups = len({row.group for row in rows})
     factor = 1.0 if groups < _FEW_GROUPS else widening(groups)
     return weighted_quantile(rows) * factor
 
 
 def _worst_source(rows: Sequence[Residual]) -> float:
-    """Return the widest quantile of one source's eager runs, widened for how few there are: of less than ten
-    sources, the worst is what nine in ten new ones do not exceed; 0 with more. Fitted sources count, since
-    fitting only lessens errors."""
+    """Return the widest quantile of one source's eager runs, widened because there are few runs. Among fewer
+    than ten sources, nine in ten new ones should not exceed the worst; with more, return 0. Fitted sources
+    count, because fitting only reduces errors."""
     by_source: dict[str, list[float]] = {}
     for row in rows:
         if not row.compiled:
@@ -343,8 +343,8 @@ def _worst_source(rows: Sequence[Residual]) -> float:
 
 
 def widening(groups: int) -> float:
-    """Return Student's t with `groups` - 1 degrees of freedom over the normal quantile, two-sided at `LEVEL`
-    (Cornish-Fisher's expansion, within 1 % from 3 degrees on)."""
+    """Return the ratio of Student's t with `groups` - 1 degrees of freedom to the normal quantile, two-sided
+    at `LEVEL` (Cornish-Fisher expansion, within 1 % from 3 degrees of freedom on)."""
     z, freedom = NormalDist().inv_cdf((1 + LEVEL) / 2), groups - 1
     return (
         1
@@ -355,7 +355,7 @@ def widening(groups: int) -> float:
 
 
 def weighted_quantile(rows: Sequence[Residual], level: float = LEVEL) -> float:
-    """Return the least width that covers `level` of the rows, groups weighted equally; 0 without rows.
+    """Return the smallest width that covers `level` of the rows, groups weighted equally; 0 without rows.
 
     With fewer than `_FEW_GROUPS` groups it covers all rows.
     """

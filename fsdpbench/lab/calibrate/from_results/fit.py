@@ -1,15 +1,14 @@
-"""Factors on a profile that measured step times determine, and how far.
+"""Factors on a profile, fitted to measured step times, with intervals.
 
-r = ln(measured / simulated) of every run, J = how the logarithm of a step time changes with that of a factor,
-found by simulating each run again with 10 % less of it. One factor is found by halving, several by
-Gauss-Newton. The simulation is off
-by more than these factors (published runs of known software: `width_of`), and a source's runs share that
-error, so that it does not average out:
+r = ln(measured / simulated) of every run. J = derivative of the logarithm of a step time by that of a factor,
+from simulating each run again with 10 % less of the factor. One factor is found by bisection, several by
+Gauss-Newton. The simulation has errors beyond these factors (from published runs of known software:
+`width_of`). The runs of one source share that error, so it does not average out:
 
     cov(factors) = P (noise^2 I + model^2 1 1') P',    P = (J'J)^-1 J'
 
-More factors than runs, a factor on which the runs hardly depend, factors that the runs cannot tell apart,
-and one beyond what the chip can do are refused: each would be a number without meaning.
+A fit is refused if there are more factors than runs, if the runs hardly depend on a factor or cannot separate
+factors, or if a factor exceeds the chip's peak: the result would be meaningless.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from fsdpbench.reports.result import Result, Status
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, profile_names, stated_machine
 
 Simulate = Callable[[Path], Sequence[Result]]
-"""Results of all runs, in order, on the profile in a file."""
+"""Returns the results of all runs, in order, on the profile in a file."""
 
 _STEP = math.log(1.1)
 _MOST_ROUNDS = 6
@@ -47,15 +46,15 @@ _LEAST_SENSITIVITY = 0.1
 _WIDEST = math.log(2.0)
 _FARTHEST = math.log(4.0)
 _SAME_STEP = 0.005
-"""A step time is trusted to this share at best, however alike its samples are (estimated)."""
+"""The smallest relative error of a step time, however similar its samples are (estimated)."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The measured speed of a run of `config`: `value` in the result's `key`; more is faster if `is_speed`.
+    """A run's `config` and its measured `value` of the result's `key`; higher is faster if `is_speed`.
 
-    ``chip``: the packaged profile that is alike, empty if none is; ``noise``: standard deviation of the
-    value's logarithm, as measured.
+    ``chip``: the similar packaged profile, empty if there is none; ``noise``: measured standard deviation of
+    the value's logarithm.
     """
 
     name: str
@@ -67,7 +66,7 @@ class MeasuredRun:
     noise: float = _SAME_STEP
 
     def slower(self, result: Result) -> float:
-        """ln(measured over simulated step time). Raises `UsageError` where the simulation has none."""
+        """Return ln(measured / simulated step time). Raises `UsageError` if the simulation has none."""
         simulated = result.at(self.key)
         if result.status is not Status.OK or not simulated:
             cause = result.message or ""
@@ -79,17 +78,17 @@ class MeasuredRun:
 
 
 def runs_of_results(paths: Sequence[Path], device: str) -> list[MeasuredRun]:
-    """The runs whose `result.json`, or folders with such, are at `paths`; all of `device`.
+    """Return the runs of all `result.json` at `paths` or in folders there; all must be of `device`.
 
     Raises:
-        UsageError: a file cannot be read, or holds nothing to fit to; it names the file and why.
+        UsageError: a file cannot be read, or has nothing to fit to; the message names the file and why.
     """
     return [_run(file, device) for path in paths for file in _files(path)]
 
 
 def base_of(runs: Sequence[MeasuredRun]) -> str:
-    """Return the packaged profile of all runs, with the node size that those on several nodes share, if they
-    do. Raises `UsageError` where they are of several chips, or of an unknown one."""
+    """Return the packaged profile of all runs, with their node size if those on several nodes share one.
+    Raises `UsageError` if the runs are from several chips, or from an unknown one."""
     chips = sorted({run.chip for run in runs})
     if len(chips) != 1 or not chips[0]:
         known = ", ".join(filter(None, chips)) or "no packaged profile that is alike"
@@ -135,14 +134,14 @@ def _run(path: Path, device: str) -> MeasuredRun:
 
 
 def _chip(result: Mapping[str, Any]) -> str | None:
-    """The packaged profile of the GPU that a result was measured on."""
+    """Return the packaged profile of the GPU that a result was measured on."""
     hardware = result.get("hardware") or {}
     name, memory = hardware.get("name"), hardware.get("memory_bytes")
     return profile_like(str(name), int(memory)) if name and isinstance(memory, int) else None
 
 
 def _noise(samples: Sequence[float]) -> float:
-    """Standard error of a median of `samples`, as a share of it."""
+    """Return the relative standard error of the median of `samples`."""
     if len(samples) < 2 or min(samples) <= 0:
         return _SAME_STEP
     logs = [math.log(sample) for sample in samples]
@@ -153,8 +152,8 @@ def _noise(samples: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Fit:
-    """Factors with half the width of each one's interval (logarithm, `LEVEL`), the errors of the runs (above
-    0: simulated too slow) before and after, and how strongly the runs depend on each factor."""
+    """Factors with half of each one's interval (logarithm, `LEVEL`), the errors of the runs (above 0:
+    simulated too slow) before and after, and the sensitivity of the runs to each factor."""
 
     profile: ScaledProfile
     log_widths: dict[Factor, float]
@@ -170,10 +169,10 @@ class Fit:
 def fit(
     runs: Sequence[MeasuredRun], base: str, factors: Sequence[Factor], simulate: Simulate, folder: Path
 ) -> Fit:
-    """Find `factors` on the profile `base` from `runs`; profiles that are tried are written to `folder`.
+    """Fit `factors` on the profile `base` to `runs`; profiles that are tried are written to `folder`.
 
     Raises:
-        UsageError: the runs do not determine them; it says which and why.
+        UsageError: the runs do not determine the factors; the message says which one and why.
     """
     _check(runs, factors)
     tried = _Tried(runs, base, factors, simulate, folder)
@@ -193,7 +192,7 @@ def fit(
 
 
 def _one(tried: _Tried, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One factor, between two that are too slow and too fast: a step may depend on it only where slow."""
+    """Find one factor by bisection between a slow and a fast one: a step may depend on it only if slow."""
     near, far = np.zeros(1), np.array([-_FARTHEST if before.mean() > 0 else _FARTHEST])
     at_near, at_far = before, tried.residuals(far)
     if np.abs(before.mean()) < _CLOSE:
@@ -218,7 +217,7 @@ def _one(tried: _Tried, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _several(tried: _Tried, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Newton; the runs have to depend on every factor as the base has it."""
+    """Find several factors by Gauss-Newton; the runs must depend on every factor at the base's value."""
     logs, residuals = np.zeros(len(tried.factors)), before
     for _ in range(_MOST_ROUNDS):
         slopes = tried.slopes(logs, residuals)
@@ -258,7 +257,7 @@ class _Tried:
         return ScaledProfile(self.base, scales)
 
     def residuals(self, logs: np.ndarray) -> np.ndarray:
-        """ln(measured over simulated step time) of every run."""
+        """Return ln(measured / simulated step time) of every run."""
         self.count += 1
         path = (self.folder / f"tried-{self.count}.toml").resolve()
         self.profile(logs).write(path, {}, "tried by calibrate --from-result")
@@ -266,7 +265,7 @@ class _Tried:
         return np.array([run.slower(result) for run, result in zip(self.runs, results, strict=True)])
 
     def slopes(self, logs: np.ndarray, residuals: np.ndarray) -> np.ndarray:
-        """How much a residual falls where the logarithm of a factor falls: d ln(step time) / d ln(factor)."""
+        """Return d ln(step time) / d ln(factor), for each run (rows) and factor (columns)."""
         columns = []
         for index in range(len(logs)):
             moved = logs.copy()
@@ -284,7 +283,7 @@ def _sensitivities(slopes: np.ndarray, factors: Sequence[Factor]) -> dict[Factor
 
 
 def _widths(slopes: np.ndarray, residuals: np.ndarray, runs: Sequence[MeasuredRun]) -> np.ndarray:
-    """Half the intervals of the factors' logarithms."""
+    """Return half the width of each interval of a factor's logarithm."""
     quantile = NormalDist().inv_cdf((1 + LEVEL) / 2)
     model = width_of(Quantity.TIME, ()).log / quantile
     free = len(runs) - slopes.shape[1]
@@ -309,16 +308,16 @@ def _too_far(factors: Sequence[Factor], logs: np.ndarray, residuals: np.ndarray)
     return error_text("fit.scaled", scaled, left)
 
 
-# What measured runs can scale in a profile, and the file with it.
+# The parts of a profile that measured runs can scale, and the scaled profile's file.
 # compute   rates of matrix products and attention in training   gemm.under_load, attention.under_load
 # memory    bandwidth that memory-bound kernels reach            bandwidth.efficiency.*
-# network   what leaves a node                                   nic.gb_s_per_node
-# latency   what a hop and a call between nodes take             nic.base_us, nic.protocols.*.nic_hop_us
-# host      what the CPU takes for a call                        cpu.*, without cudaMalloc and cudaFree
+# network   bandwidth between nodes                              nic.gb_s_per_node
+# latency   time of a hop and of a call between nodes            nic.base_us, nic.protocols.*.nic_hop_us
+# host      the CPU's time of a call                             cpu.*, without cudaMalloc and cudaFree
 
 
 class Factor(StrEnum):
-    """A part of a profile that runs of one's own scale as a whole; above 1 it is faster."""
+    """A part of a profile that a user's runs scale as a whole; above 1 is faster."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -332,18 +331,18 @@ BETWEEN_NODES = (Factor.NETWORK, Factor.LATENCY)
 
 @dataclass(frozen=True)
 class ScaledProfile:
-    """A profile (a packaged one or a file, also with `+node-N+nic-M`) with some of its parts scaled."""
+    """A profile (packaged or a file, possibly with `+node-N+nic-M`) with some of its parts scaled."""
 
     base: str
     factors: Mapping[Factor, float]
 
     @property
     def _unstated(self) -> str:
-        """The base without what its name states of a node."""
+        """Return the base without the node and network stated in its name."""
         return re.sub(r"(\+node-\d+)?(\+nic-[\d.e+-]+)?$", "", self.base)
 
     def keys(self) -> dict[str, dict[str, Any]]:
-        """The scaled keys by section. A rate that would exceed the chip's peak is at it."""
+        """Return the scaled keys by section. Rates are limited to the chip's peak."""
         profile = load_profile(self.base)
         tables: dict[str, dict[str, Any]] = {}
         if (factor := self.factors.get(Factor.COMPUTE)) is not None:
@@ -373,11 +372,11 @@ class ScaledProfile:
 
     @staticmethod
     def _most_of_memory(profile: HardwareProfile) -> float:
-        """Return the share of the bandwidth that eager kernels, and so faster fused ones, reach at most."""
+        """Return the largest share of bandwidth of eager kernels that faster fused kernels allow."""
         return math.floor(1e4 / max(1.0, profile.bandwidth.fused_gain)) / 1e4
 
     def at_its_peak(self) -> list[str]:
-        """Factors whose keys all are at what the chip can do at most."""
+        """Return the factors whose rates have all reached the chip's peak."""
         tables = self.keys()
         shares = {
             Factor.COMPUTE: [tables.get(name, {}).get("under_load", 0.0) for name in ("gemm", "attention")],
@@ -387,9 +386,9 @@ class ScaledProfile:
         return [factor.value for factor, values in shares.items() if max(values) >= most[factor]]
 
     def write(self, path: Path, sources: Mapping[str, str], source: str) -> HardwareProfile:
-        """Write the profile's file; returns what it says."""
+        """Write the profile to a file, and return it as read back."""
         profile, name = load_profile(self.base), self._unstated
-        # A file builds on packaged profiles alone: above another file it is that file's content, changed.
+        # A file can only build on packaged profiles. If the base is a file, its content is copied.
         below: JsonObject = {"base": name}
         if name.lower() not in profile_names():
             below = read_toml(Path(name))

@@ -1,7 +1,7 @@
-"""Figures of a profile that a trace's samples determine; the others stay the base's, with the reason.
+"""Fit the figures of a profile that a trace's samples determine; others keep the base's value, with a reason.
 
-A figure is fitted where 10 % less of it moves some time by 2 % that the figures before it do not explain.
-Equal calls count by their time, and the sum of a figure's calls. Prices are of one GPU, or a world's slowest.
+A figure is fitted if reducing it by 10 % changes some time by 2 % that earlier figures do not explain. Equal
+calls are weighted by their time; so is the sum of a figure's calls. Prices: of one GPU, or a world's slowest.
 """
 
 import dataclasses
@@ -32,18 +32,18 @@ from fsdpbench.sim.torch_device.prices import Call
 
 _FITTED = table_beside(__file__, "fit.toml")
 _GROUPS = (("bandwidth.efficiency", "bandwidth", "compute"), ("gemm",), ("attention",))
-"""What is fitted together; earlier figures explain first."""
+"""Figures that are fitted together; earlier ones take precedence in explaining times."""
 _FEWEST, _STEP, _LEAST_EFFECT, _FARTHEST, _OUTLIER, _SUM = 3, math.log(0.9), 0.02, 30.0, 0.3, 5.0
-_WORST = 0.2  # scatter (a logarithm) of a figure's calls over the root of their number
-_LONG_NS = 50e3  # shorter kernels of a real GPU say little of rates: caches and latency serve them
-_LOADED, _WAITS = 0.5, 0.1  # `_WAITS`: quantile of a collective's times
-_WITHIN = {"operator": "launch", "autograd_node": "operator"}  # what else is in a call's time on the CPU
+_WORST = 0.2  # maximum scatter (a logarithm) of a figure's calls over the root of their number
+_LONG_NS = 50e3  # shorter kernels of a real GPU do not show rates, because of caches and latency
+_LOADED, _WAITS = 0.5, 0.1  # `_WAITS`: quantile of a collective's times, to exclude waiting
+_WITHIN = {"operator": "launch", "autograd_node": "operator"}  # another figure included in a call's CPU time
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of base and trace, the calls that show it (0: none), their scatter; or why it `stays`."""
+    """A figure in base and trace, the number of calls that show it, their scatter; or why it `stays`."""
 
     key: str
     base: float
@@ -59,12 +59,12 @@ class Figure:
 
 
 _Observation = tuple[Call, float, int, float]
-"""A call, its median ns, kernels, and its share of the time."""
+"""A call, its median ns, its number of kernels, and its share of the time."""
 
 
 def fit_trace(samples: Samples, base: str, name: str, source: str) -> tuple[Calibration, list[Figure], str]:
-    """Return the packaged profile `base` fitted to samples, its figures, and how well it repeats the times.
-    Raises `UsageError` if nothing can be fitted."""
+    """Return the packaged profile `base` fitted to samples, its figures, and a line about how well it
+    reproduces the times. Raises `UsageError` if nothing can be fitted."""
     ranks = samples.ranks if samples.simulated else 1
     profile, chip = _of_chip(samples, load_profile(base))
     figures, costs = [*chip], KernelCosts(of_slowest(profile, ranks))
@@ -88,7 +88,7 @@ def fit_trace(samples: Samples, base: str, name: str, source: str) -> tuple[Cali
         raise UsageError(f"--from-trace: nothing of {base} can be fitted to it: {missing} or a price")
     keys = [key for key in all_keys(profile) if not key.startswith("older.")]
     measured = tuple(key for key in keys if any(f"{each}.".startswith(f"{key}.") for each in taken))
-    # A file with another chip's rates states all that depends on them.
+    # A file with rates of another chip must state everything that depends on them.
     measured += ("gemm.tiles", "attention.floor_us") * any(key.startswith("compute.") for key in measured)
     assumed = tuple(key for key in keys if key not in measured)
     profile = dataclasses.replace(profile, name=name, source=source, estimated=assumed)
@@ -121,7 +121,7 @@ def _with(profile: HardwareProfile, values: Mapping[str, float | LinkCurve]) -> 
 
 
 def _of_chip(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
-    """Return the base with the device's memory, and its data sheet where it is another chip."""
+    """Return the base with the device's memory, and with the chip's data sheet if it is another chip."""
     found = {"memory.capacity_gib": samples.memory / GIB} if samples.memory else {}
     if (chip := chip_of(samples.device)) is not None:
         sheet = {"compute.sm_count": chip.sm_count, "memory.bandwidth_gb_s": chip.bandwidth_gb_s}
@@ -134,12 +134,12 @@ def _of_chip(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, 
 
 
 def _observations(samples: Samples, costs: KernelCosts) -> list[_Observation]:
-    """Return the median of each sample alone; of a call's variants the one nearest to the base's time."""
+    """Return the median time of each sample; of a call's variants, the one closest to the base's price."""
     found = []
     for each in samples.operators.values():
         ns = statistics.median(each.alone) if each.alone else 0.0
         if ns > (0 if samples.simulated else _LONG_NS):
-            with suppress(RuntimeError):  # a product in fewer bits than the base has tables of
+            with suppress(RuntimeError):  # a product in a narrow type that the base has no table for
                 call = min(each.calls, key=lambda call: abs(math.log(priced_ns(call, costs) / ns)))
                 found.append((call, ns, each.kernels, ns * len(each.alone)))
     total = sum(time for _, _, _, time in found)
@@ -149,8 +149,8 @@ def _observations(samples: Samples, costs: KernelCosts) -> list[_Observation]:
 def _fit_group(
     profile: HardwareProfile, keys: Sequence[str], observed: Sequence[_Observation], ranks: int, fewest: int
 ) -> tuple[HardwareProfile, list[Figure]]:
-    """Return the profile with what the group's own calls determine, and a figure for each key."""
-    # Each profile tried is checked, so it is lean. No figure changes the tables of products in 8 or 4 bits.
+    """Return the profile with the figures that the group's own calls determine, and a `Figure` per key."""
+    # Every profile tried is validated, so keep it small. No figure changes tables of narrow products.
     used = {library: profile.libraries[library] for library in profile.runs_use}
     lean = dataclasses.replace(profile, libraries=used, estimated=(), sources={}, older=None)
     among = [each for each in observed if not each[0].func._schema.name.startswith("aten::_scaled_mm")]
@@ -200,7 +200,7 @@ def _fit_group(
 def _solve(
     profile: HardwareProfile, effects: Mapping[str, Any], errors: Any, weights: Any
 ) -> dict[str, float]:
-    """Return the values of the figures in `effects` with the least weighted errors, of calls and of sums."""
+    """Return the values of the figures in `effects` that minimize weighted errors of calls and of sums."""
     now = np.array([_get(profile, key) for key in effects])
     least = [max(KEYS[key].least, value / _FARTHEST) for key, value in zip(effects, now, strict=True)]
     most = np.array([_most(profile, key) for key in effects])
@@ -213,7 +213,7 @@ def _solve(
         each = np.sqrt(weights) * _OUTLIER * np.arcsinh(found / _OUTLIER)
         return np.concatenate([each, _SUM * np.sqrt(sums) * whole])
 
-    # Simulated times are whole nanoseconds: a step of scipy's own size would not move them.
+    # Simulated times are whole nanoseconds, so scipy's default step size would not change them.
     start = np.clip(now, least, 0.99 * most)
     found = least_squares(weighted, start, bounds=(least, most), x_scale=now, diff_step=0.01)
     return dict(zip(effects, found.x.tolist(), strict=True))
@@ -222,9 +222,9 @@ def _solve(
 def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
     """Return the profile with the network that the collectives show, and its figures.
 
-    Inside a node rates are scaled by the factor at each size, between sizes by their logarithms; between
-    nodes `fit_network` fits bandwidth and latency, which only gathers show. What runs beside computation is
-    slower by the base's `communication_slowdown`; of a real rank's times most include waiting for others.
+    Inside a node, rates are scaled by a factor at each size, interpolated between sizes (logarithmically).
+    Between nodes, `fit_network` fits bandwidth and latency; only all-gathers show latency. Time that overlaps
+    computation is longer by the base's `communication_slowdown`. Most of a real rank's times include waiting.
     """
     network, node, figures = Network(base, samples.ranks, base.gpus_per_node), base.gpus_per_node, []
     slowed, fewest = base.contention.communication_slowdown, 1 if samples.simulated else _FEWEST
@@ -247,13 +247,13 @@ def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, li
     for kind, found in factors.items():
         points, sizes = getattr(base.nvlink, kind).points, sorted(found)
         curve, why = LinkCurve(points), f"no curve from {counts[kind]} calls inside a node"
-        with suppress(ProfileError, ValueError):  # a curve that falls; no size of this kind
+        with suppress(ProfileError, ValueError):  # the curve would fall, or there is no size of this kind
             by = np.exp(np.interp([math.log(wire) for wire, _ in points], sizes, [found[at] for at in sizes]))
             curve = LinkCurve(tuple((at, rate * each) for (at, rate), each in zip(points, by, strict=True)))
             profile, why = _with(profile, {f"nvlink.{kind}": curve}), ""
         figures.append(Figure(f"nvlink.{kind}", points[-1][1], curve.points[-1][1], counts[kind], 0.0, why))
     kept = late = f"{counts['nic']} collectives between nodes, none large enough to show it"
-    with suppress(UsageError):  # no size shows the bandwidth
+    with suppress(UsageError):  # no collective is large enough to show the bandwidth
         fit = fit_network(between, profile, node)
         late = "no collective between nodes is small enough to show it" * ("latency" in fit.kept)
         profile, kept = fit.profile, ""
@@ -268,10 +268,10 @@ def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, li
 
 
 def _host(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
-    """Return the profile with the times of the CPU that a simulated trace shows, and its figures.
+    """Return the profile with the CPU times that a simulated trace shows, and its figures.
 
-    How many calls in Python are between operators no trace says: they are scaled as operators and views are.
-    A real profiler lengthens it all, by a share that its trace does not show: the base's stays.
+    A trace does not show how many Python calls are between operators. They are scaled like operators and
+    views. A real profiler lengthens everything by a share that a trace does not show: the base's values stay.
     """
     us = {"": 0.0} | {kind: statistics.median(each) / 1e3 for kind, each in samples.host.items() if each}
     found = {
@@ -292,7 +292,7 @@ def _host(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, lis
 
 
 def _most(profile: HardwareProfile, key: str) -> float:
-    """Return the most that a figure can be beside the profile's others."""
+    """Return the maximum of a figure that the profile's other figures allow."""
     if key.startswith("bandwidth.efficiency"):
         return 1 / max(1.0, profile.bandwidth.fused_gain)
     peak = min(profile.compute.peak_tflops["bf16"], profile.compute.peak_tflops["fp16"])

@@ -3,9 +3,9 @@
     operators   aten::to [ aten::_to_copy [ aten::copy_ ]]   aten::linear [ aten::t  aten::mm ]
     kernels                               [copy]                              [memset][product]
 
-Kernels belong to the outermost operator that has a price, by their correlation number. Calls with work of
-other streams beside their kernels say nothing of a rate. A call is made again on meta tensors, by the first
-overload that takes its inputs. Traces lack types of lists of tensors: measured times decide.
+Kernels belong to the outermost operator with a price, by correlation id. Calls whose kernels overlap work of
+other streams are not used for rates. A call is repeated on meta tensors, with the first overload that accepts
+its inputs. Traces lack the dtypes of tensor lists, so the dtype that fits the measured time is chosen.
 """
 
 import ast
@@ -40,7 +40,7 @@ _TYPES = {
     "c10::Float8_e4m3fn": torch.float8_e4m3fn, "c10::Float8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 _ATTENTION = "aten::_scaled_dot_product_"
-# What torch takes by itself may be cuDNN's kernel: a profile's rates are those of the kernel taken.
+# By default torch may choose cuDNN's kernel; a profile's rates are those of the kernel that was chosen.
 _CUDNN = {
     f"{_ATTENTION}cudnn_attention": partial(attention_forward, causal_at=6),
     f"{_ATTENTION}cudnn_attention_backward": partial(attention_backward, causal_at=14),
@@ -55,7 +55,7 @@ _EVENTS = ("cudaEventRecord", "cudaStreamWaitEvent")
 
 @dataclass
 class Sample:
-    """Equal calls of an operator, for each type that lists may have; ns and kernels of those alone."""
+    """Equal calls of an operator, one per possible list dtype; ns and kernels of calls that ran alone."""
 
     calls: tuple[Call, ...]
     kernels: int = 0
@@ -64,9 +64,9 @@ class Sample:
 
 @dataclass
 class Samples:
-    """Findings in traces of one machine, in ns: `unmatched` of `busy` is of kernels without an operator of
-    known inputs; for `working` of `span` the device did anything. `collectives`: ns, and the share of it
-    beside computation, by kind, bytes and ranks. `host`: ns of the CPU's calls of each kind."""
+    """Findings in the traces of one machine, in ns. `unmatched` of `busy`: kernels without an operator of
+    known inputs. `working` of `span`: time in which the device did anything. `collectives`: ns and the share
+    of it beside computation, by kind, bytes and ranks. `host`: ns of CPU calls by kind."""
 
     device: str = ""
     memory: int = 0
@@ -83,8 +83,8 @@ class Samples:
 
 
 def read_samples(paths: Sequence[Path]) -> Samples:
-    """Read the traces behind `paths` (files, or folders of ranks). Raises `UsageError` for one that cannot be
-    read, shows no kernels of an NVIDIA GPU, or is of another machine than those before."""
+    """Read the traces at `paths` (files, or folders of ranks). Raises `UsageError` for a trace that cannot be
+    read, has no kernels of an NVIDIA GPU, or is from another machine than earlier ones."""
     found = Samples()
     for file in find_traces(paths):
         trace = read_trace(file.path, all_calls=True)
@@ -98,7 +98,7 @@ def read_samples(paths: Sequence[Path]) -> Samples:
 
 
 def _identify(found: Samples, trace: Trace) -> None:
-    """Note the machine and the world. Raises `UsageError` if they are not those of the traces before."""
+    """Record machine and world size. Raises `UsageError` if they differ from those of earlier traces."""
     names = sorted({str(each.get("name", ""))[:80] for each in trace.devices}) or [""]
     called = {trace.names[number] for number in set(trace.events.name[trace.rows(Category.RUNTIME)].tolist())}
     amd = any(name.startswith("hip") for name in called) or "AMD" in names[0]
@@ -115,7 +115,7 @@ def _identify(found: Samples, trace: Trace) -> None:
 
 
 def _outermost(trace: Trace, calls: Mapping[int, OperatorCall]) -> Int64:
-    """Return rows of operators that have a price and are in no other such operator."""
+    """Return rows of operators with a price that are not inside another such operator."""
     events, found = trace.events, []
     rows = trace.rows_named(_overloads, Category.CPU_OP)
     rows = rows[np.lexsort((-events.ends(rows), events.start[rows], events.lane[rows]))]
@@ -130,7 +130,7 @@ def _outermost(trace: Trace, calls: Mapping[int, OperatorCall]) -> Int64:
 
 
 def _operators(found: Samples, trace: Trace, work: Work) -> None:
-    """Add the calls whose kernels all ran alone on the device."""
+    """Add the calls whose kernels all ran without overlap on the device."""
     events, calls = trace.events, trace.calls.by_row()
     tops = _outermost(trace, calls)
     whole = intervals.of(work.start, work.end)
@@ -164,7 +164,7 @@ def _operators(found: Samples, trace: Trace, work: Work) -> None:
 def _host(found: Samples, trace: Trace, single: Int64) -> None:
     """Add times of the CPU; `single`: rows of operators with a price that launch one kernel.
 
-    Operators count that have a `_backward`, or are one: a trace does not say which others ran in backward.
+    Only operators with a `_backward`, and those, count: a trace does not show which others ran in backward.
     """
     names = [trace.name_of(row) for row in single.tolist()]
     have_backward = {name.removesuffix("_backward") for name in names if name.endswith("_backward")}
@@ -181,7 +181,7 @@ def _host(found: Samples, trace: Trace, single: Int64) -> None:
 
 
 def _collectives(found: Samples, trace: Trace, activity: Activity) -> None:
-    """Add the collectives of known bytes and ranks."""
+    """Add the collectives with known bytes and ranks."""
     table, everybody = activity.collectives, tuple(range(found.ranks))
     beside = intervals.covered(activity.computation, table.work.start, table.work.end).tolist()
     for at in np.flatnonzero(table.leads & (table.message > 0)).tolist():
@@ -195,7 +195,7 @@ def _collectives(found: Samples, trace: Trace, activity: Activity) -> None:
 
 @lru_cache(maxsize=4096)
 def _overloads(name: str) -> tuple[Any, ...]:
-    """Return the overloads of an operator that a device runs as one and that has a price of its own."""
+    """Return the overloads of an operator that a device runs as one operator with its own price."""
     namespace, _, short = name.partition("::")
     is_known = namespace == "aten" and short.isidentifier()
     packet: Any = getattr(torch.ops.aten, short, None) if is_known else None
@@ -209,16 +209,16 @@ def _is_priced(func: Any) -> bool:
     try:
         keys = ("CompositeImplicitAutograd", "CPU")
         composed, on_cpu = (dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in keys)
-    except RuntimeError:  # of TorchScript alone
+    except RuntimeError:  # an operator of TorchScript only
         return False
-    # What can be composed of others has kernels too where the CPU has one, or its name is internal.
+    # A composite operator has its own kernels if the CPU has one, or if its name is internal.
     whole = on_cpu or not composed or name.startswith("aten::_")
     return whole and not func.is_view and (name in _CUDNN or rule_of(func) is not UNKNOWN)
 
 
 @lru_cache(maxsize=65536)
 def _variants(name: str, call: OperatorCall) -> tuple[Call, ...]:
-    """Return the call, one for each type that its lists may have; none where its inputs are not known."""
+    """Return the call, once per possible list dtype; empty if its inputs are unknown."""
     for func in _overloads(name):
         try:
             types = _LIST_TYPES if "TensorList" in call.types else _LIST_TYPES[:1]
@@ -257,7 +257,7 @@ def _made(func: Any, call: OperatorCall, list_type: torch.dtype) -> Call:
 
 
 def _value(declared: Any, kind: str, text: str, size: Any, stride: Any, inside: Any, list_type: Any) -> Any:
-    """Return an input as the schema declares it. Raises `TypeError` if the trace does not tell it."""
+    """Return an input in the type of the schema. Raises `TypeError` if the trace does not determine it."""
     wanted = str(declared.type)
     if "List[Tensor]" in wanted and kind == "TensorList":
         return [torch.empty(each, dtype=list_type, device="meta") for each in inside]
@@ -270,7 +270,7 @@ def _value(declared: Any, kind: str, text: str, size: Any, stride: Any, inside: 
         return torch.empty_strided(size, stride, dtype=dtype, device="meta")
     if text and "Tensor" not in wanted:
         return ast.literal_eval(text)
-    if kind and wanted in ("number", "float"):  # no price depends on it
+    if kind and wanted in ("number", "float"):  # prices do not depend on the value
         return 1.0
     if kind:
         raise TypeError(wanted)

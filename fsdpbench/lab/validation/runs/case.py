@@ -1,7 +1,7 @@
-"""A published run: everything needed to simulate it, and the figures that were measured.
+"""A published run: everything needed to simulate it, and its measured figures.
 
-Those of PyTorch's FSDP are in two TOML files beside this folder: `fsdp_paper.toml` has the values,
-`published_runs.toml` the settings of each run and where its values stand.
+Runs of PyTorch's FSDP are in two TOML files beside this folder: `fsdp_paper.toml` has the values,
+`published_runs.toml` the settings of each run and references to its values.
 """
 
 import functools
@@ -23,7 +23,7 @@ _ABOUT = ("source", "read", "unit", "x", "batch")
 
 
 class Figure(Enum):
-    """A figure that a publication gives: where it is in a result, and its unit in tables."""
+    """A figure in publications: its path in a result, and its unit in tables."""
 
     TOKENS = ("tokens_per_s_per_gpu", "tokens/s/GPU", 1.0)
     HARDWARE_TFLOPS = ("hardware_tflops_per_gpu", "TFLOPS/GPU (with recompute)", 1.0)
@@ -45,17 +45,17 @@ class Figure(Enum):
 
     @property
     def unit(self) -> float:
-        """Return one unit of the published figure in the result's own."""
+        """Return the size of the published unit in the result's unit."""
         return self.value[2]
 
     @property
     def is_speed(self) -> bool:
-        """Whether more of it is a shorter step."""
+        """Return whether a larger value means a shorter step."""
         return self in (Figure.TOKENS, Figure.HARDWARE_TFLOPS, Figure.SAMPLES)
 
     @property
     def is_time(self) -> bool:
-        """Whether it says how long a step took."""
+        """Return whether the figure determines the step time."""
         return self.is_speed or self in (Figure.SECONDS, Figure.MILLISECONDS)
 
 
@@ -63,7 +63,7 @@ _FITTED = frozenset({"llm-foundry"})
 
 
 class Network(Enum):
-    """The statement of a publication on the network between nodes."""
+    """The information in a publication about the network between nodes."""
 
     STATED = "stated"
     ONE_NODE = "one node"
@@ -72,7 +72,7 @@ class Network(Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """One published run. `assumed` names what the publication does not say; such a case has no bar."""
+    """One published run. `assumed` names what the publication leaves out; such a case has no target."""
 
     name: str
     group: str
@@ -83,42 +83,42 @@ class Case:
     settings: Mapping[str, Value]
     published: Mapping[Figure, float]
     system: str = "torch-fsdp1"
-    """The software that was used, of its time."""
+    """The system with the software of that time."""
     shape: Mapping[str, ShapeValue] = field(default_factory=dict)
     assumed: str = ""
     collapsed: bool = False
-    """Memory was full and the run slow: it has its own target, and no place on average."""
+    """Memory was full and the run slow: it has its own target, and is not part of averages."""
     software: str | None = None
-    """A software profile instead of the system's own."""
+    """A software profile that replaces the system's own."""
     chip: str = ""
-    """Profile of the chip, where `hardware` is a file made of it."""
+    """The profile of the chip, if `hardware` is a file based on it."""
     network: Network = Network.STATED
     ran_out: bool = False
-    """The run was out of memory; nothing else was published of it."""
+    """The run was out of memory; nothing else was published about it."""
     chosen: bool = False
-    """A setting that is not published, or published otherwise, is the one with which the run comes out: its
-    error says nothing about runs that are not known."""
+    """A setting that is unpublished, or published otherwise, was chosen so that the run comes out right. Its
+    error says nothing about unknown runs."""
     open: bool = False
-    """Shape or settings that decide are not published: shown, but no error is counted."""
+    """Shape or settings that matter are not published: the run is shown, but its error does not count."""
 
     @property
     def profile(self) -> str:
-        """The packaged profile of the run's chip."""
+        """Return the packaged profile of the run's chip."""
         return self.chip or self.hardware
 
     @property
     def compiled(self) -> bool:
-        """Whether it is compiled, and not eager."""
+        """Return whether the run is compiled."""
         return bool(self.settings.get("compile"))
 
     @property
     def how(self) -> str:
-        """`compiled` or `eager`."""
+        """Return `compiled` or `eager`."""
         return "compiled" if self.compiled else "eager"
 
     @property
     def fitted(self) -> bool:
-        """Whether constants were fitted to its source (docs/simulator.md), or a setting was chosen by it."""
+        """Return whether constants were fitted to its source (docs/simulator.md), or it chose a setting."""
         return self.chosen or self.source in _FITTED
 
 
@@ -126,8 +126,8 @@ class Case:
 class PublishedFigure:
     """One figure of a publication: a value of each series at each place of its axis.
 
-    `read`: T stated in the text, B printed on a bar, D read off an image (within the brackets).
-    `batch`: samples a GPU at each place, where the figure names them there. A value of None: out of memory.
+    `read`: T stated in the text, B printed on a bar, D read off an image (error in brackets).
+    `batch`: samples per GPU at each place, if the figure gives them. A value of None: out of memory.
     """
 
     name: str
@@ -140,28 +140,28 @@ class PublishedFigure:
 
     @property
     def read_within(self) -> float:
-        """How far a value that was read off an image may be from the true one, in its unit; 0 if it was printed."""
+        """Return the largest error of a value read off an image, in its unit; 0 if it was printed."""
         within = re.search(r"\(([0-9.]+)", self.read)
         return float(within[1]) if within else 0.0
 
     def at(self, series: str, x: int | str) -> float | None:
-        """The value of `series` at `x`; None: the run was out of memory. Raises `KeyError`, `ValueError`."""
+        """Return the value of `series` at `x`; None: out of memory. Raises `KeyError`, `ValueError`."""
         return self.series[series][self.x.index(x)]
 
     def along(self, series: str) -> dict[int | str, float]:
-        """The values of `series` that there are, by place."""
+        """Return the values of `series` by place, without missing ones."""
         found = zip(self.x, self.series[series], strict=True)
         return {x: value for x, value in found if value is not None}
 
 
 @functools.cache
 def published_figures() -> Mapping[str, PublishedFigure]:
-    """All figures by name (`2a`, `6b`, ...), in the order of the file."""
+    """Return all figures by name (`2a`, `6b`, ...), in the order of the file."""
     return {name: _figure(name, table) for name, table in _tables(_FIGURES).items()}
 
 
 def published(name: str) -> PublishedFigure:
-    """The figure of that name. Raises `KeyError`."""
+    """Return the figure called `name`. Raises `KeyError`."""
     return published_figures()[name]
 
 
@@ -178,7 +178,7 @@ def _figure(name: str, table: JsonObject) -> PublishedFigure:
 
 
 def known_cases(*parts: str) -> list[Case]:
-    """The published runs of these parts of the file (`gpt`, `t5`, `open`, `torchtitan`); of all without any.
+    """Return the published runs of these parts of the file (`gpt`, `t5`, `open`, `torchtitan`); default: all.
 
     Raises `KeyError` for another name.
     """
@@ -187,7 +187,7 @@ def known_cases(*parts: str) -> list[Case]:
 
 
 def _case(group: Mapping[str, Any], run: Mapping[str, Any]) -> Case:
-    """A run with what its group has in common; one whose figure has no value was out of memory."""
+    """Return a run completed by its group's values; if its figure has no value, it was out of memory."""
     stated = {**group, **run, "settings": {**group["settings"], **run.get("settings", {})}}
     published_at, place = stated.pop("published"), stated.pop("at", stated["gpus"])
     del stated["runs"]

@@ -1,12 +1,12 @@
-"""Published runs from a CSV file, one a row, in the columns that `COLUMNS` names.
+"""Published runs from a CSV file, one run per row, with the columns in `COLUMNS`.
 
-A row is a GPT with learned positions and a tied embedding under PyTorch's FSDP1 of today, one unit a block
-and two all-gathers in flight, unless its source is one whose software is known.
+A row is a GPT with learned positions and a tied embedding under today's PyTorch FSDP1, with one unit per
+block and two all-gathers in flight, unless the software of its source is known.
 
-A file with `GENERAL_COLUMNS` has runs of any model and framework. A row names a model and its settings as the
-bench has them. `status` is `ok` or `oom`; `network` is `N Gb/s a node`, `one node` or `not stated`; an
-optional `gpus_per_node` overrides the chip's usual number; memory is in GiB. What a publication leaves open
-is in `confidence`; where that is not `stated...`, it counts as assumed.
+A file with `GENERAL_COLUMNS` has runs of any model and framework. A row names model and settings as in the
+bench. `status` is `ok` or `oom`; `network` is `N Gb/s a node`, `one node` or `not stated`; an optional
+`gpus_per_node` overrides the chip's usual number; memory is in GiB. `confidence` names what a publication
+leaves open; unless it begins with `stated`, these values count as assumed.
 """
 
 import contextlib
@@ -33,16 +33,16 @@ COLUMNS = (
 )  # fmt: skip
 _AS_SETTINGS = ("strategy", "param_dtype", "reduce_dtype", "activation_checkpointing")
 
-# What llm-foundry's published runs were made with (its benchmark table of MPT-shaped GPTs under FSDP1).
-# All: no bias, learned positions, tied embedding, one unit a block, two all-gathers in flight, gradients
+# How llm-foundry's published runs were made (its benchmark table of MPT-shaped GPTs under FSDP1).
+# All: no bias, learned positions, tied embedding, one unit per block, two all-gathers in flight, gradients
 # reduced in every microbatch, Composer's AdamW (`DecoupledAdamW`, a loop over parameters) and the backward
-# prefetch that Composer has by default (`set_fsdp_default` in `composer/trainer/dist_strategy.py`, 0.17.0).
-# * Its mode `DEFAULT`, documented as reduction in fp32, hands FSDP no `reduce_dtype` (`get_mixed_precision` in
-#   `composer/trainer/mosaic_fsdp.py` since 0.13.5). FSDP then reduces gradients as they are, in the parameters'
+# prefetch that is Composer's default (`set_fsdp_default` in `composer/trainer/dist_strategy.py`, 0.17.0).
+# * Its mode `DEFAULT`, documented as reduction in fp32, sets no `reduce_dtype` (`get_mixed_precision` in
+#   `composer/trainer/mosaic_fsdp.py` since 0.13.5). FSDP then reduces gradients unchanged, in the parameters'
 #   dtype (torch 1.13.1: `_post_backward_hook`; later: `_init_param_reduce_dtypes` in `flat_param.py`). So
 #   `DEFAULT` and `PURE` reduce alike.
-# * Versions are of the time of each table: A100 in spring 2023 (llm-foundry 0.1 requires torch 1.13.1), H100 in
-#   autumn 2023 (0.4, torch 2.1, flash attention 2).
+# * Versions are from the date of each table: A100 in spring 2023 (llm-foundry 0.1 requires torch 1.13.1),
+#   H100 in autumn 2023 (0.4, torch 2.1, flash attention 2).
 
 _SOURCE = "llm-foundry"
 _SYSTEMS = {"a100-40gb": "llm-foundry-0.1", "a100-80gb": "llm-foundry-0.1"}
@@ -61,7 +61,7 @@ _BITS_OF_A_NODE = re.compile(r"(?<![0-9.])([0-9.]++) Gb/s a node")
 
 @dataclass(frozen=True)
 class _Epoch:
-    """A source's software beyond its rows: profile (`None`: today's) and settings of the training loop."""
+    """A source's software: profile (`None`: today's), and settings of its training loop that rows lack."""
 
     software: str | None = None
     settings: Mapping[str, Value] = field(default_factory=dict)
@@ -81,22 +81,22 @@ _OF_TODAY = _Epoch()
 
 
 class Row:
-    """One row with the place that errors name."""
+    """One row, with its file and line for error messages."""
 
     def __init__(self, path: Path, line: int, given: Mapping[str, str | None]) -> None:
         self._where = f"{path}, line {line}"
         self._values = {name: (value or "").strip() for name, value in given.items() if name is not None}
 
     def text(self, column: str) -> str:
-        """The value as it stands, empty where there is none."""
+        """Return the value as text, empty if there is none."""
         return self._values.get(column, "")
 
     def wrong(self, column: str, rule: str) -> UsageError:
-        """The error that `column` breaks `rule`."""
+        """Return the error for a `column` that breaks `rule`."""
         return UsageError(f"{self._where}: {column} is {self.text(column)!r}, {rule}")
 
     def number(self, column: str) -> float:
-        """A number above 0. Raises `UsageError`."""
+        """Return a number above 0. Raises `UsageError`."""
         try:
             value = finite_number(self.text(column))
         except ValueError:
@@ -106,21 +106,21 @@ class Row:
         return value
 
     def count(self, column: str) -> int:
-        """A whole number from 1. Raises `UsageError`."""
+        """Return a whole number above 0. Raises `UsageError`."""
         try:
             return whole_number(self.text(column), 1)
         except ValueError:
             raise self.wrong(column, "not a whole number above 0") from None
 
     def choice(self, column: str, choices: Mapping[str, bool]) -> bool:
-        """One of `choices`. Raises `UsageError`."""
+        """Return one of `choices`. Raises `UsageError`."""
         if self.text(column) not in choices:
             raise self.wrong(column, f"not one of {', '.join(choices)}")
         return choices[self.text(column)]
 
 
 def chip_of_row(row: Row) -> str:
-    """The packaged profile of the row's chip. Raises `UsageError`."""
+    """Return the packaged profile of the row's chip. Raises `UsageError`."""
     chip = row.text("gpu").replace("_", "-")
     if chip not in profile_names():
         raise row.wrong("gpu", f"none of {', '.join(profile_names())}")
@@ -128,7 +128,7 @@ def chip_of_row(row: Row) -> str:
 
 
 def case_of_row(row: Row) -> Case:
-    """The row as a case, on its network where it states one.
+    """Return the row as a case, with its network if it states one.
 
     Raises `UsageError` that names file, line and column.
     """
@@ -204,7 +204,7 @@ def _shape(row: Row) -> dict[str, ShapeValue]:
 
 
 def _network(row: Row) -> float | Network:
-    """GB/s a node where the row states it."""
+    """Return the bandwidth in GB/s per node if the row states it, else the kind of statement."""
     if (found := _BITS_OF_A_NODE.fullmatch(row.text("network"))) is not None:
         with contextlib.suppress(ValueError):
             return finite_number(found[1]) / 8
@@ -227,7 +227,7 @@ def _published(row: Row) -> dict[Figure, float]:
 
 
 def cases_of_file(path: Path) -> list[Case]:
-    """Every row as a case. Raises `UsageError` that names file, line and column."""
+    """Return every row as a case. Raises `UsageError` that names file, line and column."""
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
         columns = tuple(reader.fieldnames or ())
@@ -281,5 +281,5 @@ def _case(row: Row) -> Case:
 
 
 def system_of(hardware: str) -> str:
-    """The software of the table that has runs on `hardware`."""
+    """Return the system of the table that has runs on `hardware`."""
     return _SYSTEMS.get(hardware, _LATER)
