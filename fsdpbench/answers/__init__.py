@@ -1,1 +1,1 @@
-"""The commands that answer a question by running configurations: advise, atlas, check, explain, tune."""
+"""Commands that run configurations to answer: advise, atlas, check, explain, prove, tune and upgrade."""

@@ -193,7 +193,7 @@ class StateDictMethods(nn.Module):
         optim_input: OptimInput | None = None,
         optim: torch.optim.Optimizer | None = None,
     ) -> StateDict:
-        """Return ``optim_state_dict_to_load`` for a ``full_optim_state_dict`` that every rank has."""
+        """Return the state to load from a ``full_optim_state_dict`` on every rank; no communication."""
         return _load(model, full_optim_state_dict, optim_input, optim, LoadFrom(compare=False))
 
     @staticmethod
