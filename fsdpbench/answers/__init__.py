@@ -1,1 +1,1 @@
-"""Commands that run configurations to answer: advise, atlas, check, explain, prove, tune and upgrade."""
+"""The commands that answer questions with runs: advise, atlas, check, explain, prove, tune and upgrade."""

@@ -5,8 +5,8 @@ again (``untyped_storage().resize_``). Views into it, and so the parameters, are
 
 Memory that another stream reads is freed after the reader is done, in one of two ways (``MemoryHandover``):
 
-* ``RECORD_STREAM``: the allocator keeps the block until it *polls*, at some later allocation, that the reader
-  is done. The CPU runs ahead of that, so blocks pile up. This is why there is a rate limiter.
+* ``RECORD_STREAM``: the allocator keeps the block until it *polls* the reader's event, at a later allocation,
+  and finds it done. The CPU runs ahead of that, so blocks pile up. This is why there is a rate limiter.
 * ``EVENTS``: the owner's stream waits for the reader's event, so the CPU can reuse the block immediately.
   If the wait would cost overlap, the buffer is *held* for one more unit.
 """

@@ -16,9 +16,9 @@ sets are created once; switching between them is a few dictionary assignments. T
 (``gather.py``) fills one from the other, and its ``presentation`` decides how both look.
 
 All writes to parameter memory go through the buffer's own tensor. So for autograd, which compares versions of
-saved tensors, gathering the same values again changes nothing. The unit increments its parameters' versions
-itself: until it has waited for a gather, so that backward refuses to read before that, and permanently if the
-shard was written to since the last gather.
+saved tensors, gathering the same values again changes nothing. The unit itself changes its parameters'
+versions: from reshard until it has waited for the next gather, so that backward refuses to read in between,
+and permanently if the shard was written to since the last gather.
 """
 
 from collections.abc import Sequence
