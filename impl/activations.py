@@ -15,8 +15,8 @@ activation offloading also use a side stream. Only events order the streams (`re
 memory until the allocator polls again): the compute stream waits for the copy to the host before it reuses
 the memory, and the copy back goes into memory that the compute stream allocated.
 
-Parameters and buffers are not offloaded, nor arguments that need no gradient (masks, tables: all blocks share
-them), small tensors and wrapper subclasses.
+Not offloaded are parameters, buffers, arguments that need no gradient (masks, tables: all blocks share them),
+small tensors and wrapper subclasses.
 """
 
 import weakref

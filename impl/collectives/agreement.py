@@ -18,7 +18,7 @@ shard group compare in this way which unit they enter, and at the end of forward
     rank 1    root   blocks.1              <- all ranks raise, naming both
 
 Later, each rank compares its order of units with that of its first iteration and warns once if it changed,
-because prefetch uses the recorded order.
+because prefetch and its memory depend on the recorded order.
 """
 
 import logging

@@ -38,7 +38,7 @@ class MixedPrecision:
         keep_low_precision_grads: keep reduced gradients in ``param_dtype`` (without sharding, in
             ``reduce_dtype``), for optimizers that accept this.
         cast_forward_inputs: every wrapped module casts its floating point inputs to ``param_dtype``.
-        cast_root_forward_inputs: only the outermost wrapped module casts its inputs.
+        cast_root_forward_inputs: the outermost wrapped module casts its inputs in this way.
         _module_classes_to_ignore: classes of modules that stay in full precision: with an
             ``auto_wrap_policy``, each module is wrapped separately without mixed precision.
     """

@@ -102,7 +102,7 @@ def fully_shard(
             ``"auto"`` adapts to allocator retries.
         memory_handover: how memory passes between streams: ``"events"`` or ``"record_stream"``.
         check_ranks: number of iterations (``True``: all) in which ranks compare their next operation before
-            each collective. If they differ, all ranks raise an error that names them, instead of a hang.
+            each collective. If these differ, all ranks raise an error that lists them instead of hanging.
         layout: of parameters in collectives. ``"packed"``: one all-gather with a copy-out and one
             reduce-scatter with a copy-in. ``"grouped"``: one collective per parameter without copies, in one
             group. ``"auto"``: grouped for large parameters under NCCL.

@@ -218,9 +218,9 @@ def least_bytes(config: Config) -> int | None:
 # Two rules, for one model on one kind of GPU:
 #     does not fit   another configuration ran out of memory with the same batch, at least as much
 #                    recomputation, at least as many ranks per shard group and a strategy with no more memory
-#     slower in the same cell and with the same strategy, another configuration fits without risk, with no
-#     more recomputation and no smaller batch aller batch proves nothing: near the limit, fragmentation can
-#     make batch 1 run out where batch 2 fits.
+#     slower         in the same cell and with the same strategy, another configuration fits without risk,
+#                    with no more recomputation and no smaller batch
+# A smaller batch proves nothing: near the limit, fragmentation can make batch 1 run out where batch 2 fits.
 
 RECOMPUTED = ("none", "op", "full")
 """Activation checkpointing, from the fastest to the one with least memory."""

@@ -1,8 +1,8 @@
 """The changes that the gate allows: `thresholds.toml` (docs/gate.md).
 
 `fsdpbench check --noise` measures the `minimum_effect` of a machine by A/A comparison and writes it there:
-how much two sets of runs of the same code differ. Runs of a configuration are split at random, many times; 99
-% of the splits differ by less than the minimum effect.
+how much two sets of runs of the same code differ. Runs of a configuration are split at random, many times;
+99 % of the splits differ by less than the minimum effect.
 """
 
 import math

@@ -419,7 +419,7 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
         sizes = [(cut(step.noise[name], each).norm(), cut(known.bound, each).norm()) for each in present]
         share = max(float(noise / size.clamp(1e-300)) for noise, size in sizes)
         if is_right(present, replace(known, tolerance=NOISE * share + known.tolerance)):
-            least = float(known.mean.norm()) / max(2, len(known.local[0]))  # the loss of a microbatch
+            least = float(known.mean.norm()) / max(2, len(known.local[0]))  # a missing microbatch
             step.hidden |= {name} if NOISE * float(step.noise[name].norm()) > least else set()
             return ""
     return f"gradient {what}"

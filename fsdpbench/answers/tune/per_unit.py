@@ -353,7 +353,7 @@ class Search:
 
     def search(self, families: Sequence[Family], start: int) -> None:
         """Search families of one batch each, most promising first, by the costs of the family at `start` and
-        the first corner of the farthest one. Also search without offload, where memory is known better."""
+        the first corner of the farthest one. Also search without offload: its memory is predicted better."""
         promising: list[tuple[float, Family, Costs, float]] = []
         for offloads in sorted({False, families[start].offloads}):
             own = [dataclasses.replace(family, offloads=offloads) for family in families]
