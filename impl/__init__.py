@@ -1,4 +1,4 @@
-"""A complete FSDP: both generations of the API on one runtime. How to read it: ``README.md`` here."""
+"""A complete FSDP: the FSDP1 and FSDP2 APIs on one runtime. ``README.md`` is the reading guide."""
 
 if __name__ == "impl":
     from fsdpbench import stand_for

@@ -1,4 +1,4 @@
-"""Activation offload: what a block saves for backward waits in host memory.
+"""Activation offload: keep the tensors that a block saves for backward in host memory.
 
 ::
 
@@ -6,17 +6,17 @@
     to host                [ 1 ........][ 2 .......]
     from host                                      [ 2 ........][ 1 ........]
 
-After a block's forward its saved tensors are copied to pinned memory on a stream of their own; their memory
-is free when the next block's forward ends. When backward comes to a block, those of the block before it
-start their way back. The last block keeps its own: backward begins there.
+After a block's forward, its saved tensors are copied to pinned memory on a separate stream. Their device
+memory is freed when the next block's forward ends. When backward reaches a block, the tensors of the block
+before it are copied back. The last block keeps its tensors on the device because backward begins there.
 
-The idea is that of `torch.autograd.graph.save_on_cpu`, which copies on the compute stream, and of torchtune's
-and Megatron-LM's activation offloading, which copy beside it. Memory passes between streams by events alone
-(`record_stream` would keep it until the allocator looks again): computation waits for the copy out before it
-gets the memory, and the copy in goes into memory of computation.
+`torch.autograd.graph.save_on_cpu` does the same on the compute stream; torchtune's and Megatron-LM's
+activation offloading also use a side stream. Only events order the streams (`record_stream` would hold the
+memory until the allocator polls again): the compute stream waits for the copy to the host before it reuses
+the memory, and the copy back goes into memory that the compute stream allocated.
 
-Parameters and buffers stay where they are, as do tensors that need no gradient and come as arguments (masks,
-tables: all blocks share them), small tensors, and tensors that wrap others.
+Not offloaded are parameters, buffers, arguments that need no gradient (masks, tables: all blocks share them),
+small tensors and wrapper subclasses.
 """
 
 import weakref
@@ -31,13 +31,13 @@ from .runtime.streams import Event, HostLink
 from .shared.pytree import map_tensors
 from .shared.torch_internals import current_graph_task_id
 
-# Host memory for what is offloaded: allocated only where no buffer of that size is free.
+# Host memory for offloaded tensors. A buffer is allocated only if none of that size is free.
 
 
 class HostBuffers:
-    """Pinned buffers, where the device has a use for that, that are lent and given back.
+    """A pool of host buffers, pinned unless the device is the CPU.
 
-    What was not taken during a whole iteration is let go when the next one starts: shapes have changed.
+    Buffers that a whole iteration did not use are freed when the next one starts: shapes have changed.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class HostBuffers:
         self.nbytes = 0
 
     def take(self, like: torch.Tensor) -> torch.Tensor:
-        """Return memory of the host for the contents of ``like``, 1-D."""
+        """Return a host buffer with the size and dtype of ``like``, which is 1-D."""
         key = (like.numel(), like.dtype)
         free = self._free.get(key)
         if not free:
@@ -56,11 +56,11 @@ class HostBuffers:
         return free.pop()
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """Let ``buffer`` be lent to others."""
+        """Return ``buffer`` to the pool."""
         self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
 
     def begin_iteration(self) -> None:
-        """Let go what the last iteration had no use for."""
+        """Free the buffers that the last iteration did not use."""
         for key, free in self._free.items():
             unused = self._unused.get(key, len(free))
             del free[:unused]
@@ -69,23 +69,23 @@ class HostBuffers:
         self._unused = {key: len(free) for key, free in self._free.items()}
 
 
-# What one call of a block has saved for backward: on the device, on the host, or on the way.
+# The tensors that one call of a block saved for backward: on the device, on the host, or being copied.
 #
 # ::
 #
 #     forward     on the device --store--> copied --let_go--> on the host
-#     backward    on the host --fetch--> on the way --arrive--> on the device, until its last use
+#     backward    on the host --fetch--> being copied --arrive--> on the device, until its last use
 #
-# A *piece* is one storage; tensors that share it are saved as views of it, and it moves once.
+# A *piece* is one storage. Tensors that share a storage are saved as views of it, and it is copied once.
 
 
 class Piece:
-    """One storage, 1-D. ``device`` and ``host`` are its copies, ``None`` where it has none."""
+    """One storage as a 1-D tensor. ``device`` and ``host`` are its copies, ``None`` if absent."""
 
     def __init__(self, saved: torch.Tensor, buffers: HostBuffers) -> None:
         self.device: torch.Tensor | None = _flat(saved)
         self.host: torch.Tensor | None = None
-        # Saved tensors that backward has yet to ask for.
+        # Number of saved tensors that backward has not unpacked yet.
         self.uses = 0
         self._buffers = buffers
         self._version: int | None = self.device._version
@@ -102,20 +102,20 @@ class Piece:
         self.host.copy_(self.device, non_blocking=True)
 
     def let_go(self) -> None:
-        """Give up the device's memory."""
+        """Drop the copy on the device."""
         self._look()
         self.device = self._version = None
 
     def fetch(self) -> None:
-        """Queue the copy to the device, into ``device``, on the current stream."""
+        """Queue the copy from the host into ``device`` on the current stream."""
         assert self.device is not None
         assert self.host is not None
         self.device.copy_(self.host, non_blocking=True)
 
     def use(self, shape: torch.Size, stride: tuple[int, ...], offset: int) -> torch.Tensor:
-        """Return the saved tensor. After the last one only autograd holds the device's memory.
+        """Return a saved tensor. After the last one, only autograd holds the device memory.
 
-        Raises RuntimeError if the program has written into it since.
+        Raises RuntimeError if the tensor was modified in place after it was saved.
         """
         self._look()
         if self._written:
@@ -129,13 +129,13 @@ class Piece:
         return tensor
 
     def _look(self) -> None:
-        """Notice writes into what was saved, as autograd's own count of them does."""
+        """Detect in-place writes by the version counter, as autograd does for saved tensors."""
         if self._version is not None and self.device is not None and self.device._version != self._version:
             self._written = True
 
 
 class Group:
-    """The pieces of one call of a block, which move together."""
+    """The pieces of one call of a block. They are copied together."""
 
     def __init__(self, link: HostLink, device: torch.device, buffers: HostBuffers) -> None:
         self._link = link
@@ -145,11 +145,11 @@ class Group:
         self._stored: Event | None = None
         self._fetched: Event | None = None
         self._awaits_fetch = False
-        # Whether backward has come here.
+        # Whether backward has reached this call.
         self.entered = False
 
     def save(self, tensor: torch.Tensor) -> Piece:
-        """Return the piece that has the storage of ``tensor``, which is saved once more."""
+        """Return the piece for the storage of ``tensor`` and count one more saved tensor of it."""
         key = (tensor.untyped_storage().data_ptr(), tensor.dtype)
         piece = self._pieces.get(key)
         if piece is None:
@@ -158,7 +158,7 @@ class Group:
         return piece
 
     def store(self) -> None:
-        """Copy everything to the host behind what was computed so far."""
+        """Copy all pieces to the host after the computation queued up to now."""
         link = self._link
         link.to_host.follow(link.compute)
         with link.to_host, torch.no_grad():
@@ -167,15 +167,15 @@ class Group:
             self._stored = link.to_host.record()
 
     def let_go(self) -> None:
-        """Free the device's memory: computation from now on, which may get it, waits for the copies."""
+        """Free the device memory. Later computation may reuse it, so it waits for the copies."""
         self._link.compute.wait(self._stored)
         for piece in self._pieces.values():
             if piece.host is not None:
                 piece.let_go()
 
     def fetch(self) -> None:
-        """Queue the way back of what is on the host alone, into memory of computation, behind what was
-        computed so far (which may have used that memory)."""
+        """Queue the copies back of pieces that are only on the host, into memory of the compute stream,
+        after the computation queued up to now (which may have used that memory)."""
         link = self._link
         missing = [piece for piece in self._pieces.values() if piece.device is None and piece.uses > 0]
         if not missing:
@@ -184,8 +184,8 @@ class Group:
             for piece in missing:
                 assert piece.host is not None
                 piece.device = torch.empty_like(piece.host, device=self._device, pin_memory=False)
-            link.from_host.wait(self._stored)  # the host has it
-            link.from_host.follow(link.compute)  # and the memory was allocated, and used before, there
+            link.from_host.wait(self._stored)  # the copy to the host is done
+            link.from_host.follow(link.compute)  # the compute stream allocated the memory and may use it
             with link.from_host:
                 for piece in missing:
                     piece.fetch()
@@ -193,14 +193,14 @@ class Group:
         self._awaits_fetch = True
 
     def arrive(self) -> None:
-        """Let computation from now on wait until everything is on the device."""
+        """Make later computation wait until all pieces are on the device."""
         if self._awaits_fetch:
             self._link.compute.wait(self._fetched)
             self._awaits_fetch = False
 
 
 class Saved:
-    """The object that autograd keeps instead of a saved tensor."""
+    """The object that autograd saves instead of an offloaded tensor."""
 
     __slots__ = ("group", "offset", "piece", "shape", "stride")
 
@@ -213,7 +213,7 @@ class Saved:
 
 
 class Kept:
-    """The object for a saved tensor that stays: with hooks autograd counts no writes itself."""
+    """A saved tensor that stays on the device; with hooks, autograd does not check versions itself."""
 
     __slots__ = ("tensor", "version")
 
@@ -222,7 +222,7 @@ class Kept:
         self.version = tensor._version
 
     def use(self) -> torch.Tensor:
-        """Return the saved tensor. Raises RuntimeError if the program has written into it since."""
+        """Return the saved tensor. Raises RuntimeError if it was modified in place."""
         if self.tensor._version != self.version:
             raise _modified(self.tensor.shape)
         return self.tensor
@@ -236,27 +236,27 @@ def _modified(shape: torch.Size) -> RuntimeError:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all of the storage of ``tensor`` as one dimension; it holds no part of autograd's graph."""
+    """Return the whole storage of ``tensor`` as a detached 1-D tensor."""
     with torch.no_grad():
         elements = tensor.untyped_storage().nbytes() // tensor.element_size()
         return tensor.detach().as_strided((elements,), (1,), 0)
 
 
-# Smaller storages stay: starting a copy takes as long as the copy itself.
+# Smaller storages are not offloaded: launching the copy would take as long as the copy itself.
 LEAST_BYTES = 2**16
 
 
 def offload_activations(
     modules: Iterable[nn.Module], *, least_bytes: int = LEAST_BYTES
 ) -> "ActivationOffload":
-    """Keep on the host what each of ``modules`` saves between its forward and its backward.
+    """Offload to the host the tensors that each of ``modules`` saves for backward.
 
-    Call it before the modules are wrapped by an FSDP, ours or torch's, with all blocks of a model together.
-    Each module is to compute on one stream.
+    Call it once with all blocks of a model, before an FSDP (ours or torch's) wraps them. Each module must
+    compute on one stream.
 
     Args:
-        modules: the blocks; those of one call take turns.
-        least_bytes: smaller storages stay on the device.
+        modules: the blocks; one schedule orders the copies of all of them.
+        least_bytes: storages smaller than this stay on the device.
 
     Raises ValueError for a negative number of bytes.
     """
@@ -270,15 +270,15 @@ def offload_activations(
 
 
 class ActivationOffload:
-    """The activations of all blocks that were given to one ``offload_activations``."""
+    """The offloaded activations of all blocks of one call of ``offload_activations``."""
 
     def __init__(self, least_bytes: int) -> None:
         self.least_bytes = least_bytes
         self._buffers = HostBuffers()
         self._link: HostLink | None = None
-        # Calls that have not returned; None: of which nothing is offloaded.
+        # Calls that have not returned; None for a call that offloads nothing.
         self._open: list[tuple[_Call, saved_tensors_hooks] | None] = []
-        # Groups that await their backward, in order; those whose graph was dropped are gone.
+        # Groups whose backward has not run, in order. The references die with the autograd graph.
         self._waiting: list[weakref.ref[Group]] = []
         self._stored: Group | None = None
         self._fetching: Group | None = None
@@ -287,14 +287,14 @@ class ActivationOffload:
 
     @property
     def host_bytes(self) -> int:
-        """Return bytes of host memory that are in use or ready."""
+        """Return the bytes of host memory in the pool, in use or free."""
         return self._buffers.nbytes
 
     # -- forward ---------------------------------------------------------------------------------------------
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Hook before a block's forward."""
-        if not torch.is_grad_enabled() or current_graph_task_id() != -1:  # nothing is saved; recomputed
+        """Run before a block's forward (forward pre-hook)."""
+        if not torch.is_grad_enabled() or current_graph_task_id() != -1:  # saves nothing, or a recomputation
             self._open.append(None)
             return
         waiting = (ref() for ref in self._waiting)
@@ -306,7 +306,7 @@ class ActivationOffload:
         hooks.__enter__()
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Hook after a block's forward."""
+        """Run after a block's forward (forward hook)."""
         opened = self._open.pop() if self._open else None
         if opened is None:
             return
@@ -329,7 +329,7 @@ class ActivationOffload:
         self._buffers.begin_iteration()
 
     def new_group(self, device: torch.device) -> Group:
-        """Return a group of tensors on ``device``."""
+        """Return an empty group for tensors on ``device``."""
         if self._link is None:
             self._link = HostLink(device)
         return Group(self._link, device, self._buffers)
@@ -337,7 +337,7 @@ class ActivationOffload:
     # -- backward --------------------------------------------------------------------------------------------
 
     def unpack(self, saved: Saved | Kept) -> torch.Tensor:
-        """Return what autograd saved, on the device."""
+        """Return a saved tensor, on the device (unpack hook)."""
         if isinstance(saved, Kept):
             return saved.use()
         group, piece = saved.group, saved.piece
@@ -350,7 +350,7 @@ class ActivationOffload:
         return piece.use(saved.shape, saved.stride, saved.offset)
 
     def _enter_backward(self, group: Group) -> None:
-        """Have what a block saved, where backward comes to it, and start the way back for the one before."""
+        """Wait for the tensors of the block that backward reaches, and start fetching the block before it."""
         group.entered = True
         if self._calls:
             self._turn, self._calls = self._calls, 0
@@ -369,7 +369,7 @@ class ActivationOffload:
             break
 
     def _settle(self) -> None:
-        """End what was started for a backward, or a forward, that did not come."""
+        """Finish copies that were started for a forward or backward that did not follow."""
         if self._stored is not None:
             self._stored.let_go()
         if self._fetching is not None:
@@ -378,7 +378,7 @@ class ActivationOffload:
 
 
 class _Call:
-    """One call of a block: which of its saved tensors are offloaded."""
+    """One call of a block. It decides which of the saved tensors are offloaded."""
 
     def __init__(self, offload: "ActivationOffload", module: nn.Module, inputs: Any) -> None:
         self.group: Group | None = None
@@ -394,7 +394,7 @@ class _Call:
         self._stay = {tensor.untyped_storage().data_ptr() for tensor in stay if type(tensor) in _PLAIN}
 
     def pack(self, tensor: torch.Tensor) -> Saved | Kept:
-        """Return what autograd is to save for ``tensor``."""
+        """Return the object that autograd saves instead of ``tensor`` (pack hook)."""
         if not self._moves(tensor):
             return Kept(tensor)
         if self.group is None:

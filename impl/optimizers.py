@@ -1,7 +1,7 @@
-"""Optimizers that need more than their own shard, or less memory than torch's.
+"""Optimizers for sharded parameters: Muon, which needs whole matrices, and AdamW with bf16 moments.
 
-They work on plain parameters, on the ``DTensor``s of ``fully_shard`` (ours and torch's) and, ``AdamW`` only,
-on the views of FSDP1.
+They accept plain parameters and the ``DTensor``s of ``fully_shard`` (ours and torch's). ``AdamW`` also
+accepts the views of FSDP1.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,27 +15,26 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .shared.layout import chunk_rows
 
-# Whole matrices from their shards, and back: a rank becomes the owner of one matrix of every `n`.
+# Operations on whole matrices, divided among the ranks: of each batch of `n` matrices a rank owns one.
 #
-# An operation on whole matrices that every rank would repeat is divided among the ranks here: of as many
-# matrices as there are ranks, each rank receives one whole by one all-to-all, and sends the result's rows
-# back by another. A rank sends and receives each element once a direction; an all-gather would bring every
-# matrix to every rank.
+# With an all-gather, every rank would receive every matrix and repeat the operation. Instead, a batch has as
+# many matrices as there are ranks. An all-to-all gives each rank one whole matrix, and a second one returns
+# the rows of the result. So each element is sent and received once in each direction.
 #
-# The all-to-all of the next batch runs while this one is worked on:
+# The all-to-all of the next batch overlaps with the computation on this one:
 #
 #     stream of the group   in 0   in 1  out 0   in 2  out 1        out 2
 #     computation                 work 0       work 1        work 2
 #
-# The sizes may differ: matrices are taken in order of size, so that those of a batch cost about the same.
+# Sizes may differ. Matrices are sorted by size, so that those of one batch cost about the same.
 
 
-# From a whole matrix [rows, columns] to one of the same shape and dtype.
+# Maps a whole matrix [rows, columns] to one of the same shape and dtype.
 Work = Callable[[Tensor], Tensor]
 
 
 def divisions(tensor: Tensor) -> dict[int, Placement]:
-    """Return the placements by which ranks hold different parts of `tensor`, by dimension of the mesh."""
+    """Return the placements that divide `tensor` among ranks, by mesh dimension."""
     if not isinstance(tensor, DTensor):
         return {}
     return {
@@ -46,18 +45,18 @@ def divisions(tensor: Tensor) -> dict[int, Placement]:
 
 
 def row_group(tensor: DTensor) -> dist.ProcessGroup | None:
-    """Return the ranks among which the rows are divided; None unless that is the sole division, in chunks."""
+    """Return the group over which rows are sharded, or None unless Shard(0) is the only division."""
     divided = divisions(tensor)
     rows = [dimension for dimension, by in divided.items() if type(by) is Shard and by.dim == 0]
     return tensor.device_mesh.get_group(rows[0]) if rows and len(divided) == 1 else None
 
 
 def worked_on_whole(shards: Sequence[Tensor], like: Sequence[DTensor], work: Work) -> list[Tensor]:
-    """Return `work` of each matrix, as the shards of its results.
+    """Apply `work` to each whole matrix and return this rank's shards of the results.
 
-    `shards`: this rank's parts [local rows, columns], contiguous; `like`: the parameters that say how they
-    are divided. Collective over the ranks of each parameter's mesh: all ranks pass the same matrices in the
-    same order. Results have the shards' shapes and dtypes.
+    `shards`: this rank's parts [local rows, columns], contiguous; `like`: the parameters, which define the
+    placements. Collective over the ranks of each parameter's mesh: all ranks must pass the same matrices in
+    the same order. Results have the shapes and dtypes of the shards.
     """
     results: list[Tensor | None] = [None] * len(shards)
     by_group: dict[dist.ProcessGroup | None, list[int]] = {}
@@ -74,7 +73,7 @@ def worked_on_whole(shards: Sequence[Tensor], like: Sequence[DTensor], work: Wor
 
 
 def _gathered(shard: Tensor, like: DTensor, work: Work) -> Tensor:
-    """Return one matrix, gathered and worked on by every rank: for divisions other than the all-to-all's."""
+    """All-gather one matrix and apply `work` on every rank: for placements other than Shard(0) alone."""
     mesh = like.device_mesh
     sharded = DTensor.from_local(
         shard, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
@@ -85,14 +84,14 @@ def _gathered(shard: Tensor, like: DTensor, work: Work) -> Tensor:
 
 @dataclass
 class _Batch:
-    """At most as many matrices as ranks; rank `i` owns the `i`-th."""
+    """A batch of at most as many matrices as ranks. Rank `i` owns the `i`-th matrix."""
 
     indices: list[int]
     received: Tensor
     pending: dist.Work | None
-    # Elements of this rank's shard of each matrix, 0 for ranks that own none.
+    # Elements sent to each rank: this rank's shard of the matrix that rank owns, 0 if it owns none.
     sent: list[int] = field(default_factory=list)
-    # Elements that each rank has of the matrix that this one owns.
+    # Elements received from each rank: its shard of the matrix that this rank owns.
     taken: list[int] = field(default_factory=list)
 
 
@@ -109,7 +108,7 @@ def _divided(
     leaving: _Batch | None = None
     for following in [*batches[1:], None]:
         current = arriving
-        if following is not None:  # before the work, so that it travels meanwhile
+        if following is not None:  # issued before the work, so that the two overlap
             arriving = _start(shards, like, following, group)
         back = _work_on(current, like, group, work)
         if leaving is not None:
@@ -132,13 +131,13 @@ def _start(
 
 
 def _rows(matrix: DTensor, size: int) -> list[int]:
-    """Return elements of each rank's chunk of rows, as `torch.chunk` divides them."""
+    """Return the number of elements in each rank's chunk of rows, as split by `torch.chunk`."""
     ends = (chunk_rows(matrix.shape[0], size, rank) for rank in range(size))
     return [(end - start) * matrix.shape[1] for start, end in ends]
 
 
 def _work_on(batch: _Batch, like: Sequence[DTensor], group: dist.ProcessGroup, work: Work) -> _Batch:
-    """Return the owner's part, and the way back."""
+    """Apply `work` to the matrix that this rank owns, and start sending the result back."""
     if batch.pending is not None:
         batch.pending.wait()
     rank, whole = dist.get_rank(group), batch.received
@@ -158,11 +157,11 @@ def _results(batch: _Batch, shards: Sequence[Tensor]) -> Iterator[tuple[int, Ten
 
 
 class _ByGroups(torch.optim.Optimizer):
-    """The step of optimizers whose groups are updated one after the other."""
+    """Base class of optimizers that update one parameter group after the other."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do one step; `closure` reevaluates the model and returns the loss, which is returned."""
+        """Perform one step and return the loss of `closure`, which reevaluates the model, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -176,11 +175,11 @@ class _ByGroups(torch.optim.Optimizer):
 
 
 class Muon(_ByGroups, torch.optim.Muon):
-    """`torch.optim.Muon` whose `step` moves each sharded matrix to one rank and back, in bf16.
+    """`torch.optim.Muon` for sharded matrices: `step` sends each matrix to one rank and back, in bf16.
 
-    Arguments, checks and state (`momentum_buffer`, sharded as the parameter) are torch's. Parameters
-    without shards are updated in place without communication. A `step` is collective: all ranks must have
-    gradients of the same parameters. Raises ValueError for parameters not of two dimensions, as torch's.
+    Arguments, checks and state (`momentum_buffer`, sharded like the parameter) are the same as in torch.
+    Unsharded parameters are updated locally. `step` is collective: all ranks must have gradients of the
+    same parameters. Raises ValueError for parameters that are not 2-D, as torch does.
     """
 
     def _step_group(self, group: dict[str, Any]) -> None:
@@ -213,7 +212,7 @@ class Muon(_ByGroups, torch.optim.Muon):
             apply(parameter, result)
 
     def _momentum(self, parameter: Tensor, momentum: float, *, nesterov: bool) -> Tensor:
-        """Return this rank's part of what is to be orthogonalised, in bf16 and memory of its own."""
+        """Update the momentum and return this rank's part of the matrix to orthogonalise: new, in bf16."""
         gradient = parameter.grad
         assert gradient is not None
         state = self.state[parameter]
@@ -223,15 +222,15 @@ class Muon(_ByGroups, torch.optim.Muon):
         own, kept = _local(gradient), _local(buffer)
         kept.lerp_(own, 1 - momentum)
         update = own.lerp(kept, momentum) if nesterov else kept
-        # torch's iteration divides in place where it need not cast.
+        # torch's orthogonalisation divides its input in place if it need not cast it.
         return update.to(torch.bfloat16, copy=not nesterov).contiguous()
 
 
-# AdamW whose moments take two bytes an element.
+# AdamW with moments of two bytes an element.
 #
-# The second moment moves by a thousandth of its distance a step (`betas[1]` = 0.999): less than half the
-# spacing of bf16, so that plain rounding would leave it where it is. It is rounded stochastically instead: up
-# or down with the probability that keeps the mean. The arithmetic is fp32.
+# With `betas[1]` = 0.999 the second moment moves by a thousandth of its distance to the target in each step.
+# That is less than half the spacing of bf16, so rounding to nearest would never change it. Stochastic
+# rounding rounds up or down with probabilities that preserve the mean. The arithmetic is fp32.
 #
 #     fp32   s eeeeeeee mmmmmmm|mmmmmmmmmmmmmmmm      add 16 random bits to the lower half,
 #     bf16   s eeeeeeee mmmmmmm                       then cut it off
@@ -243,9 +242,9 @@ _LOWER_HALF = 0xFFFF
 class AdamW(_ByGroups):
     """AdamW (Loshchilov and Hutter 2019) with `exp_avg` and `exp_avg_sq` in bf16.
 
-    Parameters of any floating dtype; gradients must have the parameters' device. Works shard by shard: on
-    plain tensors and on the local parts of `DTensor`s; it never communicates. Raises ValueError for a
-    negative rate, decay or epsilon and for betas outside [0, 1).
+    Parameters may have any floating point dtype; gradients must be on the same device. The step updates plain
+    tensors and local tensors of `DTensor`s and never communicates. Raises ValueError for a negative learning
+    rate, weight decay or epsilon and for betas outside [0, 1).
     """
 
     def __init__(
@@ -293,7 +292,7 @@ class AdamW(_ByGroups):
 
 
 def round_stochastically(source: Tensor, target: Tensor) -> None:
-    """Write `source` (fp32) to `target` (bf16, of the same shape), up or down so that the mean is kept."""
+    """Round `source` (fp32) stochastically into `target` (bf16, same shape), which preserves the mean."""
     bits = source.view(torch.int32)
     noise = torch.randint_like(bits, 0, _LOWER_HALF + 1)
     rounded = bits.add(noise).bitwise_and_(~_LOWER_HALF).view(torch.float32)

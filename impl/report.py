@@ -1,4 +1,4 @@
-"""The memory and communication of each unit of a model, to judge its wrapping before it runs."""
+"""Report the memory and communication of each FSDP unit, to check how a model is wrapped before it runs."""
 
 from dataclasses import dataclass
 
@@ -11,21 +11,21 @@ from .runtime.unit import Unit
 
 @dataclass(frozen=True)
 class UnitReport:
-    """One unit. Bytes are of this rank; those of collectives are of the larger side of one call.
+    """One unit. Sizes are in bytes on this rank; a collective counts the larger of its input and output.
 
     Attributes:
-        name: the unit's module in the model, ``root`` for the model itself.
+        name: the FQN of the unit's module, ``root`` for the model itself.
         parameters: names in the module, in the order of the buffers.
         numel: elements of the parameters, without padding.
-        padding: elements that sharding adds over all ranks.
-        frozen: how many of the parameters are not trained.
-        dtype, compute_dtype, reduce_dtype: of the shard, of all-gather and computation, of gradient
-            reduction.
-        shard_bytes: the sharded parameters.
-        unsharded_bytes: what unsharding takes and resharding frees.
-        all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes: 0 where there is no such collective.
-        ranks: how many share one copy, and how many copies there are.
-        reshard_after_forward: ``None`` as long as the root is not known (before the first forward).
+        padding: elements of padding, summed over all ranks.
+        frozen: number of parameters that do not require a gradient.
+        dtype, compute_dtype, reduce_dtype: dtypes of the shard, of all-gather and computation, and of
+            gradient reduction.
+        shard_bytes: size of the sharded parameters.
+        unsharded_bytes: memory that unsharding allocates and resharding frees.
+        all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes: 0 if the unit has no such collective.
+        ranks: (number of ranks that share one copy, number of copies).
+        reshard_after_forward: ``None`` until the first forward determines the root.
     """
 
     name: str
@@ -46,7 +46,7 @@ class UnitReport:
 
 
 class UnitReports(list[UnitReport]):
-    """The units of a model in the order of its modules; as text, a table."""
+    """The units of a model in the order of its modules. ``str()`` formats them as a table."""
 
     def __str__(self) -> str:
         head = ("unit", "parameters", "elements", "dtypes", "shard", "unsharded", "gather", "reduce", "sum")

@@ -1,1 +1,1 @@
-"""The commands that answer a question by running configurations: advise, atlas, check, explain, tune."""
+"""The commands that answer questions with runs: advise, atlas, check, explain, prove, tune and upgrade."""

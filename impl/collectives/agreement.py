@@ -1,24 +1,24 @@
-"""Do all ranks do the same? Two checks, each before something that would hang or mix up values otherwise.
+"""Two checks that all ranks do the same, before a mismatch would hang or mix up values.
 
-``RankCheck``, before each collective where ``check_ranks`` asks for it: one rank may take another branch, use
-other parameters, or run a module more often. Each rank first writes what it does next into the store; the
-group's first rank compares, and writes what all then read::
+``RankCheck`` runs before each collective if ``check_ranks`` is set. A rank may take another branch, use other
+parameters, or run a module more often. Each rank first writes its next operation to the store. The first rank
+of the group compares them and writes a verdict, which all ranks read::
 
     rank 0   "reduction of unit 'b'"                         --+
     rank 1   "reduction of unit 'b' without 'up.weight'"     --+--> verdict: the two differ, on both ranks
 
-So every rank raises before the collective is issued, and a rank that does not come is named by the others
-after a while. No collective is used for it, and no device is waited for; the CPU waits for the slowest rank
-each time, which is why this is for the first iterations or for finding a fault.
+So every rank raises before the collective is issued. If a rank does not arrive, the others name it after a
+timeout. The check uses no collective and does not synchronise with the device, but the CPU waits for the
+slowest rank each time. So use it for the first iterations or for debugging.
 
-``OrderCheck``, with ``TORCH_DISTRIBUTED_DEBUG=DETAIL``: up to the end of the first backward the ranks of a
-shard group compare so which unit each of them enters, and at the end of forward that all of them are done::
+``OrderCheck`` is on with ``TORCH_DISTRIBUTED_DEBUG=DETAIL``. Until the first backward ends, the ranks of a
+shard group compare in this way which unit they enter, and at the end of forward that all of them are done::
 
     rank 0    root   blocks.0   blocks.1   end
     rank 1    root   blocks.1              <- all ranks raise, naming both
 
-Afterwards each rank compares its own order with that of its first iteration, and warns once: prefetch and its
-memory go by the recorded order.
+Later, each rank compares its order of units with that of its first iteration and warns once if it changed,
+because prefetch and its memory depend on the recorded order.
 """
 
 import logging
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 _AGREED = "agreed"
 _MOST_NAMES = 5
 
-# How many times the ranks of a group have compared: the next comparison's number, alike on all of them.
+# Number of comparisons in each group; it numbers the next comparison and is equal on all ranks.
 positions: MutableMapping[ProcessGroup, int] = WeakKeyDictionary()
 
 
@@ -49,12 +49,12 @@ class RankCheck:
     """The comparisons of one tree of units.
 
     Args:
-        iterations: how many iterations are checked; ``None`` for all.
+        iterations: number of iterations to check; ``None`` for all.
     """
 
     def __init__(self, iterations: int | None) -> None:
         self._left = iterations
-        # How long a rank waits for the others.
+        # Seconds that a rank waits for the others.
         self.timeout_s = 120.0
 
     def end_iteration(self) -> None:
@@ -63,10 +63,10 @@ class RankCheck:
             self._left -= 1
 
     def agree(self, group: ProcessGroup | None, what: str) -> None:
-        """Return when all ranks of ``group`` are about to do ``what``.
+        """Block until all ranks of ``group`` are about to do ``what``.
 
         Raises:
-            RuntimeError: on every rank, if they are not; it says who is about to do what.
+            RuntimeError: on every rank if they differ; the message has the operation of each rank.
         """
         if group is None or (self._left is not None and self._left <= 0):
             return
@@ -83,7 +83,7 @@ class RankCheck:
             found = self._await_verdict(store, verdict, ranks[0], what)
         if found != _AGREED:
             raise RuntimeError(found)
-        # All ranks read the verdict before, or they would not have come to this one: it can go.
+        # All ranks have read the previous verdict, or they would not be here: its keys can be deleted.
         if group.rank() == 0 and position > 1:
             _forget(store, f"{group.group_name}/{position - 1}", len(ranks))
 
@@ -113,7 +113,7 @@ class RankCheck:
 
     def _await_verdict(self, store: Any, verdict: str, first: int, what: str) -> str:
         try:
-            # The first rank waits as long for others, and began later perhaps.
+            # The first rank waits ``timeout_s`` for the others and may have started later.
             store.wait([verdict], timedelta(seconds=2 * self.timeout_s + 5))
         except Exception:
             return (
@@ -124,7 +124,7 @@ class RankCheck:
 
 
 def _describe(said: dict[int, str]) -> str:
-    """Return who says what, ranks that say the same together."""
+    """Format the operation of each rank; ranks with the same one are grouped."""
     by_text: dict[str, list[int]] = {}
     for rank, text in said.items():
         by_text.setdefault(text, []).append(rank)
@@ -132,24 +132,24 @@ def _describe(said: dict[int, str]) -> str:
 
 
 def some(items: Sequence[object]) -> str:
-    """Return the first of ``items`` as text, and how many more there are."""
+    """Format the first few ``items`` and the number of the remaining ones."""
     shown = ", ".join(map(str, items[:_MOST_NAMES]))
     return shown if len(items) <= _MOST_NAMES else f"{shown} and {len(items) - _MOST_NAMES} more"
 
 
 def _forget(store: Any, where: str, count: int) -> None:
-    """Delete a comparison that all ranks have read: they came to the one after it."""
+    """Delete the keys of a comparison that all ranks have read."""
     for key in ("verdict", *map(str, range(count))):
         store.delete_key(f"{where}/{key}")
 
 
 def without(names: Sequence[str]) -> str:
-    """Return the part of a description that names the parameters without a gradient."""
+    """Return the suffix of a description that lists the parameters without a gradient."""
     quoted = [f"'{name}'" for name in names]
     return f" without a gradient for {some(quoted)}" if quoted else ""
 
 
-# -- in which order units run --------------------------------------------------------------------------------
+# -- the order of units --------------------------------------------------------------------------------------
 
 
 class OrderCheck:
@@ -164,22 +164,22 @@ class OrderCheck:
 
     @staticmethod
     def is_asked_for() -> bool:
-        """Return whether the user asks torch for such checks."""
+        """Return whether the user enabled torch's detailed debug checks."""
         return dist.is_initialized() and dist.get_debug_level() == dist.DebugLevel.DETAIL
 
     def enter(self, name: str, group: ProcessGroup | None) -> None:
-        """Note that the forward of unit ``name`` starts. Raises RuntimeError if other ranks are elsewhere."""
+        """Record that the forward of unit ``name`` starts. Raises RuntimeError if other ranks differ."""
         self._group = group or self._group
-        if torch.is_grad_enabled():  # forwards without one have no backward that would end the iteration
+        if torch.is_grad_enabled():  # a forward without grad has no backward that would end the iteration
             self._order.append(name)
         self._check.agree(self._group, f"forward of unit '{name}'")
 
     def leave(self) -> None:
-        """Note that the outermost forward is done. Raises ``RuntimeError`` if other ranks are not done."""
+        """Record that the outermost forward is done. Raises ``RuntimeError`` if other ranks are not done."""
         self._check.agree(self._group, "end of forward")
 
     def end_iteration(self) -> None:
-        """Compare with the order of the first iteration, where this was another one."""
+        """Save the order of the first iteration; compare later ones with it and warn once."""
         self._check.end_iteration()
         if self._expected is None:
             self._expected = self._order

@@ -1,7 +1,7 @@
-"""Modules without data: give a unit's parameters memory and values just before they are sharded.
+"""Materialise modules without data: allocate and initialise a unit's parameters before they are sharded.
 
-Three ways, in this order: the user's ``param_init_fn``; the replay of what ``deferred_init()`` recorded
-(``recording.py``); ``reset_parameters()`` of modules that were built on the meta device.
+There are three ways, in this order: the user's ``param_init_fn``; the replay of a ``deferred_init()``
+recording (``recording.py``); ``reset_parameters()`` of modules on the meta device.
 """
 
 import warnings
@@ -26,14 +26,14 @@ def materialise(
 ) -> dict[nn.Parameter, nn.Parameter]:
     """Materialise those of ``modules`` that hold parameters or buffers without data.
 
-    What was recorded is replayed where it was recorded; the rest is made on ``device``, module by module.
-    If there is any, ``param_init_fn`` is called with each of ``modules``, as torch does.
+    Recorded tensors are replayed on the device of the recording; others are made on ``device``, one module
+    at a time. If any module has no data, ``param_init_fn`` is called with each of ``modules``, as in torch.
 
     Args:
-        ignored: parameters that belong to no unit; those that are replaced here are replaced there too.
+        ignored: parameters that belong to no unit. The set is updated with their replacements.
 
     Returns:
-        Of each parameter whose recording was replayed the one that took its place.
+        The new parameter for each parameter whose recording was replayed.
 
     Raises:
         ValueError: a module has no ``reset_parameters``, its parameters are still on the meta device
@@ -61,7 +61,7 @@ def materialise(
 
 
 def materialise_deferred(module: nn.Module) -> None:
-    """Run what ``deferred_init()`` recorded for ``module`` and all inside it, without FSDP.
+    """Replay the ``deferred_init()`` recording for ``module`` and all modules inside it, without FSDP.
 
     ::
 
@@ -90,7 +90,7 @@ def _reset(module: nn.Module, device: torch.device) -> None:
 
 
 def _replay(modules: list[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
-    """Give the deferred tensors of ``modules`` their data; returns the new parameter of each old one."""
+    """Materialise the deferred tensors of ``modules`` and return the new parameter for each old one."""
     wanted: dict[int, tuple[Tape, set[int]]] = {}
     for module in modules:
         for _, name, tensor, entry in _deferred_places(module):
@@ -112,7 +112,7 @@ def _replay(modules: list[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
 
 
 def _deferred_places(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor, Deferred]]:
-    """Return where a module itself keeps deferred tensors: among parameters, buffers and plain attributes."""
+    """Return (registry, name, tensor, entry) of deferred parameters, buffers and attributes of ``module``."""
     found: list[tuple[dict[str, Any], str, torch.Tensor, Deferred]] = []
     registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
     for registry in registries:
@@ -124,7 +124,7 @@ def _deferred_places(module: nn.Module) -> list[tuple[dict[str, Any], str, torch
 
 
 def _same_kind(deferred: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Return ``real`` as a parameter, with the attributes of ``deferred``, if that is one."""
+    """Return ``real`` as a parameter with the attributes of ``deferred``, if ``deferred`` is a parameter."""
     if isinstance(deferred, nn.Parameter):
         made = make_subclass(type(deferred), real, deferred.requires_grad)
         made.__dict__.update(deferred.__dict__)

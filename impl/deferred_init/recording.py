@@ -1,17 +1,17 @@
-"""The recording mode: modules are built without data, and what would have filled them is written to a tape.
+"""The recording mode: build modules without data and record the operations that initialise them on a tape.
 
-Under ``deferred_init()`` every tensor that is made is on the meta device, whichever device was asked for;
-each operation on such tensors runs on shapes only and is recorded (``Tape``). Real tensors that
-meet deferred ones are copied onto the tape. Where a value is needed, as by ``.item()``, what led to it is
+Under ``deferred_init()`` every new tensor is on the meta device, whatever device was requested. Operations on
+such tensors run on shapes only and are recorded (``Tape``). Real tensors in arguments of recorded operations
+are copied to the tape. If a value is needed, for example by ``.item()``, the operations that produce it are
 replayed immediately.
 
-Random numbers: a random operation draws its numbers when it is recorded, into memory that is dropped
-immediately, so that the generator moves as it would have moved; the state before it is kept, and the replay
-draws the same numbers again. That is why the result equals plain initialisation to the bit, in whichever
-order it is replayed, and so does all that is drawn afterwards. Its price: random numbers are drawn twice.
+Random numbers: a random operation draws its numbers when it is recorded, into temporary memory, so that the
+generator advances as in plain initialisation. The tape keeps the generator state before it, and the replay
+draws the same numbers again. So the result is bitwise equal to plain initialisation in any order of replay,
+and so are all later random numbers. The cost is that random numbers are drawn twice.
 
-A deferred tensor's storage carries its number and its tape, so all of its views and ``.data`` know theirs,
-and nothing is kept alive but by the tensors themselves.
+A deferred tensor's storage object holds its number and its tape. So all views and ``.data`` of the tensor
+find them, and only the tensors keep them alive.
 """
 
 import weakref
@@ -27,27 +27,27 @@ from torch.overrides import TorchFunctionMode
 
 from ..shared.torch_internals import TensorBase, TorchDispatchMode, has_storage, tree_leaves, tree_map
 
-# A tape of recorded operations on tensors without data, and its replay for a few of them at a time.
+# A tape of recorded operations on tensors without data, and its replay for a few tensors at a time.
 #
-# What is recorded is not tensors but *storages*, numbered, and the operations that write them. A tensor is
-# then a window on a storage (offset, sizes, strides, dtype), so views need no record at all, and writing
-# through one is writing the storage::
+# The tape records numbered *storages* and the operations that write them, not tensors. A tensor is a window
+# on a storage (offset, sizes, strides, dtype). So views need no record, and a write through a view is a write
+# to the storage::
 #
 #     op 0   makes 0      0 = empty(4, 4)
-#     op 1   writes 0     uniform_(window on 0)                 with the generator's state of that moment
+#     op 1   writes 0     uniform_(window on 0)                 with the generator state before it
 #     op 2   makes 1      1 = empty(4, 4)
 #     op 3   makes 2      2 = mul(window on 0, 2)
 #     op 4   writes 1     copy_(window on 1, window on 2)
 #     op 5   writes 0     fill_(window on row 3 of 0, 0)
 #
-# Asked for storage 1, the replay goes backwards from its last writer and collects what each operation reads,
-# as it was at that operation: 4, 3, 2, 1, 0, but not 5. It then runs them in order and drops every storage
-# that is not asked for after its last use. What was overwritten whole before being read is not computed.
+# To replay storage 1, the tape starts at its last writer and collects backwards the writers of what each
+# operation reads, up to that operation: 4, 3, 2, 1, 0, but not 5. It then runs them in order and drops every
+# other storage after its last use. Values that are overwritten entirely before a read are not computed.
 
 
 @dataclass(frozen=True)
 class Window:
-    """A tensor as a part of a numbered storage."""
+    """A tensor as a window on a numbered storage."""
 
     storage: int
     offset: int
@@ -56,14 +56,14 @@ class Window:
     dtype: torch.dtype
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Return the tensor, on a storage with data."""
+        """Return the tensor over a ``storage`` with data."""
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
         return empty.set_(storage, self.offset, self.size, self.stride)
 
 
 @dataclass(frozen=True)
 class RandomState:
-    """The state of a random number generator before an operation; ``None`` is the device's default one."""
+    """The state of a generator before an operation. ``generator`` is ``None`` for the default one."""
 
     device: torch.device
     generator: torch.Generator | None
@@ -71,7 +71,7 @@ class RandomState:
 
     @classmethod
     def now(cls, device: torch.device, generator: torch.Generator | None) -> "RandomState":
-        """Return the state that a random operation on ``device`` would start from now."""
+        """Return the current state of ``generator``, or of the default generator of ``device``."""
         if generator is not None:
             return cls(device, generator, generator.get_state())
         if device.type == "cpu":
@@ -79,7 +79,7 @@ class RandomState:
         return cls(device, None, torch.get_device_module(device).get_rng_state(device))
 
     def restore(self) -> None:
-        """Put the generator back to this state."""
+        """Set the generator to this state."""
         if self.generator is not None:
             self.generator.set_state(self.state)
         elif self.device.type == "cpu":
@@ -90,12 +90,12 @@ class RandomState:
 
 @dataclass(frozen=True)
 class Operation:
-    """One recorded call; tensors in its arguments are windows, or real ones that were copied.
+    """One recorded call. Tensors in its arguments are windows, or copies of real tensors.
 
     Attributes:
         writes: storages that it changes.
-        makes: storages that it allocates, by the position of the output among all outputs.
-        overwrites: a storage that it fills without looking at what was there.
+        makes: storages that it allocates, by the index of the output.
+        overwrites: a storage that it fills entirely without reading it.
     """
 
     function: Callable[..., Any]
@@ -109,39 +109,39 @@ class Operation:
 
     @property
     def uses(self) -> frozenset[int]:
-        """Return every storage that it touches and does not make."""
+        """Return the storages that it reads or writes and does not allocate."""
         return self.reads | self.writes
 
 
 @dataclass
 class Tape:
-    """See the head of this file."""
+    """A tape of operations; the comment above explains it."""
 
     operations: list[Operation] = field(default_factory=list)
     _writers: dict[int, list[int]] = field(default_factory=dict)
 
     def new_storage(self) -> int:
-        """Return a number for a storage that the next operation makes."""
+        """Return the number for a storage that the next operation allocates."""
         number = len(self._writers)
         self._writers[number] = []
         return number
 
     def add(self, operation: Operation) -> None:
-        """Record one more operation."""
+        """Append an operation to the tape."""
         position = len(self.operations)
         self.operations.append(operation)
         for storage in (*operation.writes, *operation.makes.values()):
             self._writers[storage].append(position)
 
     def replay(self, wanted: Iterable[int]) -> dict[int, torch.UntypedStorage]:
-        """Return the wanted storages with data. Communicates nothing: what they are made of is made again."""
+        """Return the wanted storages with data, by replaying operations. Communicates nothing."""
         wanted = frozenset(wanted)
         with torch.no_grad():
             return self._run(self._needed(wanted), wanted)
 
     def _needed(self, wanted: frozenset[int]) -> list[int]:
-        """Return the positions of the operations to run, in order: those that need nothing come as late as
-        they may, or the memory of all that ``wanted`` was made of would be taken at the beginning."""
+        """Return the positions of the operations to run, in order. Operations without inputs run as late as
+        possible; otherwise all memory would be allocated at the beginning."""
         positions: set[int] = set()
         todo = [(storage, len(self.operations)) for storage in wanted]
         while todo:
@@ -166,7 +166,7 @@ class Tape:
         return sorted(order, key=turn)
 
     def _contributors(self, storage: int, before: int) -> list[int]:
-        """Return the operations that made what ``storage`` holds before the one at position ``before``."""
+        """Return the operations that produce the contents of ``storage`` at position ``before``."""
         writers = [position for position in self._writers[storage] if position < before]
         for index in range(len(writers) - 1, 0, -1):
             if self.operations[writers[index]].overwrites == storage:
@@ -174,7 +174,7 @@ class Tape:
         return writers
 
     def _run(self, positions: list[int], wanted: frozenset[int]) -> dict[int, torch.UntypedStorage]:
-        """Return the wanted storages after these operations; others are dropped after their last use."""
+        """Run operations and return the wanted storages; drop others after their last use."""
         data: dict[int, torch.UntypedStorage] = {}
         last_use: dict[int, int] = {}
         for position in positions:
@@ -213,29 +213,29 @@ _META = torch.device("meta")
 _ENTRY = "_fsdp_deferred"
 _VERSION = "_fsdp_recorded_version"
 
-# In-place operations whose result does not depend on what was there.
+# In-place operations whose result does not depend on the old values.
 _FILLING = {"uniform_", "normal_", "zero_", "fill_", "copy_", "bernoulli_", "exponential_", "random_"}
 
 
 @dataclass(frozen=True)
 class Deferred:
-    """The mark that a deferred storage carries."""
+    """The entry attached to a deferred storage."""
 
     tape: Tape
     storage: int
-    # Where it will be.
+    # The device on which it will be materialised.
     device: torch.device
 
 
 def deferred_of(tensor: torch.Tensor) -> Deferred | None:
-    """Return what is known of a tensor's storage, ``None`` if it is not a deferred one."""
+    """Return the entry of a tensor's storage, ``None`` if it is not deferred."""
     if not has_storage(tensor):
         return None
     return getattr(tensor.untyped_storage(), _ENTRY, None)
 
 
 def window_of(tensor: torch.Tensor, entry: Deferred) -> Window:
-    """Return a deferred tensor as a part of its storage."""
+    """Return a deferred tensor as a window on its storage."""
     return Window(
         entry.storage, int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.dtype
     )
@@ -243,7 +243,7 @@ def window_of(tensor: torch.Tensor, entry: Deferred) -> Window:
 
 @contextmanager
 def deferred_init() -> Iterator[None]:
-    """Inside, modules are built without memory; wrapping them gives each unit its values when it is sharded.
+    """Build modules without memory inside this context. Wrapping them materialises one unit at a time.
 
     ::
 
@@ -251,8 +251,8 @@ def deferred_init() -> Iterator[None]:
             model = Model()
         model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=device)
 
-    All ranks must record the same, with the same seed. All that initialises belongs inside: deferred tensors
-    cannot be written afterwards. ``materialise_deferred`` runs what was recorded without FSDP.
+    All ranks must record the same operations with the same seed. All initialisation must happen inside:
+    deferred tensors cannot be written afterwards. ``materialise_deferred`` replays without FSDP.
     """
     mode = _Recorder(torch.get_default_device())
     registered: dict[int, weakref.ref[nn.Parameter]] = {}
@@ -273,15 +273,15 @@ def deferred_init() -> Iterator[None]:
 
 
 def written_since(tensor: torch.Tensor) -> bool:
-    """Return whether a deferred parameter was written after its recording ended, which nothing recorded."""
+    """Return whether a deferred parameter was written, without a record, after its recording ended."""
     return bool(tensor.__dict__.get(_VERSION, tensor._version) != tensor._version)
 
 
 class _Disguise(TorchFunctionMode):
-    """Lets deferred tensors pass for tensors on the device where they will be.
+    """Makes deferred tensors report the device on which they will be materialised.
 
-    Initialisers ask: ``nn.init`` skips tensors on the meta device. And some methods read memory without
-    passing the dispatcher; they get the values.
+    ``nn.init`` skips tensors on the meta device. Some methods read memory without calling the dispatcher;
+    they get replayed values.
     """
 
     _READS = frozenset(
@@ -314,10 +314,10 @@ class _Disguise(TorchFunctionMode):
 
 
 class _Recorder(TorchDispatchMode):
-    """See the head of this file.
+    """The dispatch mode that records; the module docstring explains it.
 
     Args:
-        home: the device of tensors that are asked for without one.
+        home: the device of tensors that are created without an explicit one.
     """
 
     def __init__(self, home: torch.device) -> None:
@@ -328,7 +328,7 @@ class _Recorder(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let operations run as they are."""
+        """Run operations without recording inside this context."""
         self._paused = True
         try:
             yield
@@ -349,7 +349,7 @@ class _Recorder(TorchDispatchMode):
         return self._record(function, args, kwargs)
 
     def real(self, value: Any) -> Any:
-        """Return a deferred tensor's values now; anything else as it is."""
+        """Replay and return the values of a deferred tensor; return other values unchanged."""
         entry = deferred_of(value) if isinstance(value, torch.Tensor) else None
         if entry is None:
             return value
@@ -357,13 +357,13 @@ class _Recorder(TorchDispatchMode):
 
     @staticmethod
     def _needs_values(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether an operation answers with a number, or writes into a real tensor."""
+        """Return whether an operation returns a number, or writes to a real tensor."""
         if not any("Tensor" in str(value.type) for value in function._schema.returns):
             return bool(function._schema.returns)
         return any(deferred_of(tensor) is None for tensor in _written(function, args, kwargs))
 
     def _at_home(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return keyword arguments for a real call: ``device`` may have been read off a deferred tensor."""
+        """Return keyword arguments for a real call: replace the meta ``device`` of a deferred tensor."""
         device = kwargs.get("device")
         if device is not None and torch.device(device) == _META:
             return {**kwargs, "device": self._home}
@@ -409,7 +409,7 @@ class _Recorder(TorchDispatchMode):
                 return value
             entry = deferred_of(value)
             if entry is None:
-                return value.detach().clone()  # it may be changed before the replay
+                return value.detach().clone()  # the original may change before the replay
             reads.add(entry.storage)
             return window_of(value, entry)
 
@@ -450,16 +450,16 @@ class _Recorder(TorchDispatchMode):
         try:
             return function(*tree_map(empty, args), **tree_map(empty, on_meta))
         except NotImplementedError:
-            # No rule for its shapes (it may depend on values): run it for real and keep those.
+            # No meta kernel (its shapes may depend on values): run it on real tensors and keep the shapes.
             return tree_map(empty, function(*tree_map(self.real, args), **tree_map(self.real, kwargs)))
 
     def _draw(
         self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
     ) -> None:
-        """Run a random operation for its effect on the generator alone."""
+        """Run a random operation only to advance the generator."""
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         if len(tensors) == 1 and _written(function, args, kwargs):
-            # It fills its only tensor: any memory of that shape does.
+            # It fills its only tensor, so temporary memory of the same shape is enough.
             target = tensors[0]
             scratch = torch.empty_strided(target.size(), target.stride(), dtype=target.dtype, device=device)
             function(scratch, *args[1:], **kwargs)
@@ -468,7 +468,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _written(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors that an operation writes, by its schema."""
+    """Return the tensors that an operation writes, according to its schema."""
     found: list[torch.Tensor] = []
     for index, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -1,5 +1,5 @@
-"""Misuse of ``FullyShardedDataParallel``: modules called outside of their unit's forward, changes before
-backward, calls in the wrong state; and what only deserves a warning."""
+"""Checks for misuse of ``FullyShardedDataParallel``: modules called outside of their unit's forward, changes
+before backward, calls in the wrong state; and warnings."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -20,10 +20,10 @@ from .settings import ShardingStrategy
 
 
 def check_first_calls(unit: Unit) -> None:
-    """Let each module with parameters of ``unit`` check at its calls that they are gathered.
+    """Register forward pre-hooks that check that the parameters of ``unit`` are unsharded.
 
-    A module stops checking when it was called rightly once, so that training pays nothing; with
-    ``TORCH_DISTRIBUTED_DEBUG`` at ``INFO`` or ``DETAIL`` it continues.
+    A hook removes itself after the first successful check, so that training has no overhead. With
+    ``TORCH_DISTRIBUTED_DEBUG`` at ``INFO`` or ``DETAIL`` it stays.
     """
     for module in {place.module for parameter in unit.parameters for place in parameter.places}:
         _check_first_call(unit, module)
@@ -33,8 +33,7 @@ def check_unchanged(
     unit: Unit, presentation: FlatPresentation | OriginalPresentation, error: type[Exception]
 ) -> None:
     """Raise RuntimeError if a unit's parameters were written to since its forward, ``error`` if replaced."""
-    # Invariant: no gradient is computed for values that forward did not read (tests/impl/fsdp1/
-    # test_flat_changes.py).
+    # Invariant: backward uses the values that forward read (tests/impl/fsdp1/test_flat_changes.py).
     replaced = unit.state is not UnitState.UNSHARDED and presentation.replaced()
     if replaced or presentation.changed():
         how = "replaced, or given new data" if replaced else "written to in place"
@@ -42,13 +41,13 @@ def check_unchanged(
 
 
 def check_outside(call: str, state: TrainingState) -> None:
-    """Raise ValueError if ``call`` comes inside of forward, backward or ``summon_full_params``."""
+    """Raise ValueError if ``call`` is made inside forward, backward or ``summon_full_params``."""
     if state is not TrainingState.IDLE:
         raise ValueError(error_text("flat_checks.outside", call, TrainingState.IDLE, state))
 
 
 def check_summoning(writeback: bool, rank0_only: bool, offload_to_cpu: bool) -> None:
-    """Raise NotImplementedError where ranks without values would write back; warn of a copy on each rank."""
+    """Raise NotImplementedError if ranks without values would write back; warn about copies on all ranks."""
     if writeback and rank0_only:
         raise NotImplementedError(error_text("flat_checks.summoning"))
     if offload_to_cpu and not rank0_only:
@@ -59,7 +58,7 @@ def check_summoning(writeback: bool, rank0_only: bool, offload_to_cpu: bool) -> 
 def warn_of_wrapping(
     module: nn.Module, ignored: bool, asked: ShardingStrategy, effective: ShardingStrategy
 ) -> None:
-    """Warn where wrapping ``module``, perhaps ``ignored`` itself, has not the effect that was asked for."""
+    """Warn if wrapping ``module`` does not have the requested effect; it may be ``ignored`` itself."""
     found: list[str] = []
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         found.append(
@@ -76,7 +75,7 @@ def warn_of_wrapping(
 
 
 def warn_of_frozen(units: Sequence[Unit]) -> None:
-    """Warn of units that hold frozen parameters beside trained ones: gradients of both are reduced."""
+    """Warn about units with both frozen and trained parameters: gradients of both are reduced."""
     for unit in units:
         frozen = [parameter.fqn for parameter in unit.parameters if not parameter.requires_grad]
         if frozen and len(frozen) < len(unit.parameters):
@@ -101,7 +100,7 @@ def _check_first_call(unit: Unit, module: nn.Module) -> None:
 def ignored(
     modules: Iterable[nn.Module] | None, states: Iterable[nn.Parameter] | Iterable[nn.Module] | None
 ) -> Ignored:
-    """Return what a wrapper leaves alone. Raises ``ValueError`` for what cannot be."""
+    """Return what a wrapper ignores. Raises ``ValueError`` for invalid arguments."""
     if modules is not None and states is not None:
         raise ValueError("give ignored_modules or ignored_states, not both: ignored_states takes modules too")
     own_modules, own_states = list(modules or ()), list[Any](states or ())

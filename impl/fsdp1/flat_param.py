@@ -1,8 +1,8 @@
-"""The FSDP1 way to show a unit: one flat, 1-D parameter for all of its parameters together.
+"""The default FSDP1 presentation: one flat, 1-D parameter for all parameters of a unit.
 
-The wrapped module registers the ``FlatParameter``; the modules inside show their parameters as plain
-attributes, which ``parameters()`` does not see. The other mode, which shows the original parameters, is in
-``original_params.py``.
+The wrapped module registers the ``FlatParameter``. The modules inside have their parameters as plain
+attributes, which ``parameters()`` does not list. ``original_params.py`` has the other mode,
+``use_orig_params``.
 """
 
 import math
@@ -33,26 +33,26 @@ from ..shared.layout import Segment, UnitLayout, copy_in
 from ..shared.torch_internals import ActivationWrapper, current_graph_task_id
 from .unreduced import UnreducedFlat
 
-# In which order a unit's parameters are registered in their modules, and so listed in state dicts: torch's.
+# A unit's parameters are registered, and so listed in state dicts, in the same order as in torch.
 #
-# torch takes all parameters of a unit out of their modules and puts them back: each at its first name, then
-# the further names of tied ones, as it meets them. So a tied weight comes behind the other parameters of a
-# module::
+# torch removes all parameters of a unit from their modules and registers them again: each at its first name,
+# then the other names of tied ones in the order of the traversal. So a tied weight comes after the other
+# parameters of a module::
 #
 #     head.weight (tied to embed.weight), head.bias    ->    head.bias, head.weight
 
 
 def without_activation_wrapper(module: nn.Module) -> nn.Module:
-    """Return what a wrapper for activation checkpointing or offloading holds, other modules as they are."""
+    """Return the module inside a wrapper for activation checkpointing or offloading, or ``module`` itself."""
     return cast(nn.Module, module._modules[CHECKPOINTED]) if isinstance(module, ActivationWrapper) else module
 
 
-# Indices of parameters with their places, in order.
+# (parameter index, place), in order of registration.
 Registration = Sequence[tuple[int, ModulePlace]]
 
 
 def registration_order(root: nn.Module, parameters: Sequence[UnitParameter]) -> Registration:
-    """Return the order for a unit whose parameters are still registered below ``root``."""
+    """Return the registration order of a unit's parameters, which are still registered below ``root``."""
     places = {
         (place.module, place.name): (index, place)
         for index, parameter in enumerate(parameters)
@@ -66,7 +66,7 @@ def registration_order(root: nn.Module, parameters: Sequence[UnitParameter]) -> 
         for name in module._parameters:
             key = (module, name)
             if key in first:
-                first.remove(key)  # met again, it is one of the further names
+                first.remove(key)  # if visited again, it counts as another name
             elif key in places:
                 order.pop(key, None)
                 order[key] = places[key]
@@ -74,7 +74,7 @@ def registration_order(root: nn.Module, parameters: Sequence[UnitParameter]) -> 
 
 
 def _visits(module: nn.Module, above: frozenset[nn.Module]) -> Iterator[nn.Module]:
-    """Return all modules, one with several names once for each; none inside of itself."""
+    """Yield all modules, once for each of their names; skip cycles."""
     if module in above:
         return
     yield module
@@ -84,20 +84,20 @@ def _visits(module: nn.Module, above: frozenset[nn.Module]) -> Iterator[nn.Modul
 
 
 def register_in_order(order: Registration) -> None:
-    """Let the modules list the parameters that they show in ``order``."""
+    """Register the shown parameters again in ``order``, so that modules list them in this order."""
     for _, place in order:
         registry = place.module._parameters
         registry[place.name] = registry.pop(place.name)
 
 
 def flat_range(begin: int, shard_numel: int, numel: int) -> tuple[int, int]:
-    """Return a flat shard's part ``[start, end)`` of a parameter of ``numel`` elements from ``begin`` on."""
+    """Return the part ``[start, end)`` of a parameter in a shard that starts at its element ``begin``."""
     start = min(max(begin, 0), numel)
     return start, max(min(begin + shard_numel, numel), start)
 
 
 def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> UnitLayout:
-    """Return the FSDP1 layout: flattened parameters in a row, padded at its end to a multiple of ranks."""
+    """Return the FSDP1 layout: concatenated parameters, padded at the end to a multiple of ranks."""
     total = sum(math.prod(shape) for shape in shapes)
     shard_numel = -(-total // world_size)
     begin = rank * shard_numel
@@ -126,12 +126,12 @@ def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> 
 
 
 class FlatParameter(nn.Parameter):
-    """All parameters of a unit in one, 1-D: this rank's shard of it.
+    """One 1-D parameter for all parameters of a unit. Its data is this rank's shard.
 
-    ``_fqns``, ``_param_infos``, ``_shapes``, ``_numels`` describe the originals, ``_shard_ranges`` the
-    ``[start, end)`` of each that is in this shard, ``_shared_param_infos`` further places of tied ones.
-    Sizes, in elements: ``_unpadded_unsharded_size``, with padding ``_padded_unsharded_size``, and
-    ``_sharded_size``.
+    ``_fqns``, ``_param_infos``, ``_shapes`` and ``_numels`` describe the original parameters.
+    ``_shard_ranges`` has the ``[start, end)`` of each that is in this shard, ``_shared_param_infos`` the
+    other places of tied ones. The sizes count elements; ``_padded_unsharded_size`` and ``_sharded_size``
+    include padding.
     """
 
     _fqns: tuple[str, ...]
@@ -148,7 +148,7 @@ class FlatParameter(nn.Parameter):
 def flatten(
     layout: UnitLayout, originals: Sequence[nn.Parameter], offload: HostOffload | None
 ) -> torch.Tensor:
-    """Return this rank's shard of a unit, one-dimensional, filled from its original parameters."""
+    """Return this rank's 1-D shard of a unit, filled from its original parameters."""
     like = originals[0]
     shard = new_shard(layout.shard_numel, like.dtype, like.device, offload)
     layout.store(originals, shard)
@@ -173,11 +173,11 @@ def flat_parameter(
 
 
 class FlatPresentation(Presentation):
-    """Shows one ``FlatParameter``; the modules' parameters become plain attributes of theirs.
+    """Shows one ``FlatParameter``; the original parameters become plain attributes of their modules.
 
     Args:
         home: the module that registers the flat parameter.
-        order: in which whole parameters are registered, when these are shown.
+        order: the order in which full parameters are registered while they are shown.
     """
 
     drops_without_grad = refuses_writes = True
@@ -196,13 +196,13 @@ class FlatPresentation(Presentation):
         self._layout = layout
         self._parameters = parameters
         self._order = order
-        # Whether whole parameters are shown, outside of forward and backward.
+        # Whether full parameters are shown, outside of forward and backward.
         self.shows_full = False
         self._full: list[nn.Parameter] = []
         self._unsharded: list[nn.Parameter] = []
         self.shard = flatten(layout, originals, offload)
         self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
-        # What the modules show as attributes: no values of theirs until the unit was first gathered.
+        # The attributes of the modules; they have no valid values before the first gather.
         self._attributes: list[torch.Tensor] = []
         self.unreduced: UnreducedFlat = UnreducedFlat(layout, self.flat_param)
         self._version = self.flat_param._version
@@ -211,7 +211,7 @@ class FlatPresentation(Presentation):
         self._show_parts()
 
     def show_unsharded(self) -> None:
-        """Follow what was frozen or thawed since a gather ahead; what the modules show stays."""
+        """Apply freezing since a prefetched gather; the attributes of the modules do not change."""
         if self.flat_param.requires_grad is not self._trains and current_graph_task_id() == -1:
             self.follow_freezing()
 
@@ -219,7 +219,7 @@ class FlatPresentation(Presentation):
         return [self.flat_param]
 
     def _show_parts(self) -> None:
-        """Show the shard's memory in the shapes of the originals, which no optimizer is to hold."""
+        """Show attributes over the shard's memory in the original shapes. No optimizer may hold them."""
         shard = self.shard if self._layout.parameter_numel else self.shard.new_empty(1)
         self._attributes = [shard[0].expand(segment.shape) for segment in self._layout.segments]
         mark_replaced(self._attributes, type(self._home).__name__)
@@ -235,7 +235,7 @@ class FlatPresentation(Presentation):
 
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         self._unsharded = list(parameters)
-        for parameter in cast(Sequence[Any], parameters):  # As torch's, they are no parameters to be found.
+        for parameter in cast(Sequence[Any], parameters):  # as in torch, `parameters()` must not list them
             if hasattr(parameter, "_is_param"):
                 parameter._is_param = False
             else:
@@ -244,7 +244,7 @@ class FlatPresentation(Presentation):
         mark_replaced(parameters, type(self._home).__name__)
         self._show_attributes()
 
-    # -- what the user changes -------------------------------------------------------------------------------
+    # -- changes by the user ---------------------------------------------------------------------------------
 
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         if self.shows_full:
@@ -252,7 +252,7 @@ class FlatPresentation(Presentation):
         flat = self.flat_param
         if not is_shown(self._shown):
             self._refuse_replaced()
-        if flat.requires_grad is not self._trains:  # a call for each gather is host time
+        if flat.requires_grad is not self._trains:  # checked here to save a call on each gather
             self.follow_freezing()
         if "_in_backward_optimizers" in flat.__dict__:
             raise RuntimeError(error_text("flat_param.take_up_changes"))
@@ -286,7 +286,7 @@ class FlatPresentation(Presentation):
             follow_requires_grad(self._parameters, self._unsharded, [trains] * len(self._parameters))
 
     def replaced(self) -> bool:
-        """Return whether the flat parameter was given other data since."""
+        """Return whether the user assigned new data to the flat parameter."""
         return self.flat_param.data_ptr() != self.shard.data_ptr()
 
     def flat(self) -> FlatParameter:
@@ -294,16 +294,16 @@ class FlatPresentation(Presentation):
         return self.flat_param
 
     def flat_gradient(self) -> torch.Tensor | None:
-        """Return this rank's part of the gradient, 1-D, ``None`` if there is none."""
+        """Return this rank's part of the gradient, 1-D, or ``None`` without a gradient."""
         self.unreduced.check_hidden()
         return self.flat_param.grad
 
     def which_gradients(self) -> list[bool]:
-        """Return which of the originals have a gradient here."""
+        """Return for each original parameter whether it has a gradient on this rank."""
         return [self.flat_param.grad is not None] * len(self._parameters)
 
     def keep_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Keep this rank's part of whole ``gradients``, which the user may have changed."""
+        """Store this rank's part of full ``gradients``, which the user may have changed."""
         if self.flat_param.grad is not None:
             for segment, gradient in zip(self._layout.segments, gradients, strict=True):
                 if gradient is not None:
@@ -312,7 +312,7 @@ class FlatPresentation(Presentation):
     def show_full(
         self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
     ) -> list[nn.Parameter]:
-        """Register whole values as parameters of their modules; returns them."""
+        """Register full ``values`` as parameters of their modules and return the parameters."""
         self.shows_full = True
         self._home._parameters.pop(FLAT_NAME, None)
         shown: list[nn.Parameter] = []
@@ -336,7 +336,7 @@ class FlatPresentation(Presentation):
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         if not self.flat_param.requires_grad:
-            return  # frozen since its forward
+            return  # frozen since forward
         before = self.flat_param.grad
         if before is None:
             self.flat_param.grad = gradient
@@ -353,7 +353,7 @@ class FlatPresentation(Presentation):
         self.deliver(flat, which, ())
 
     def readopt(self) -> torch.Tensor | None:
-        """Take up the flat parameter's memory after the module was moved; the new shard if there is one."""
+        """Adopt the flat parameter's memory after the module was moved; return the new shard, if any."""
         if self.shows_full:
             refuse_shown_full()
         for described in self._parameters:
@@ -370,12 +370,12 @@ class FlatPresentation(Presentation):
 
 
 def refuse_shown_full() -> NoReturn:
-    """Raise AssertionError: sharded parameters are required, but whole ones are shown."""
+    """Raise AssertionError: sharded parameters are required, but full ones are shown."""
     raise AssertionError(error_text("flat_param.shown_full"))
 
 
 def check_place(parameter: UnitParameter, place: ModulePlace, found: Any) -> Any:
-    """Return what was found where a parameter belongs. Raises ``ValueError`` if it is not a tensor."""
+    """Return ``found``, the value at a place of ``parameter``. Raises ``ValueError`` unless a tensor."""
     if not isinstance(found, torch.Tensor):
         kind = type(place.module).__name__
         raise ValueError(error_text("flat_param.check_place", parameter.fqn, place.name, kind))
@@ -383,6 +383,6 @@ def check_place(parameter: UnitParameter, place: ModulePlace, found: Any) -> Any
 
 
 def _check_elements(given: int, expected: int) -> None:
-    """Raise AssertionError unless the new data of a flat parameter has as many elements as the shard."""
+    """Raise AssertionError unless new data of a flat parameter has as many elements as the shard."""
     if given != expected:
         raise AssertionError(error_text("flat_param.check_elements", given, expected))

@@ -1,4 +1,4 @@
-"""From the arguments of ``FullyShardedDataParallel`` to settings, and from parameters to their unit."""
+"""Convert the arguments of ``FullyShardedDataParallel`` to settings, and build the unit of its parameters."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -38,9 +38,9 @@ from .settings import BackwardPrefetch, MixedPrecision, ShardingStrategy
 from .wrap import ModulePolicy, PolicyFunction, Selection, add_classes, places_of, select_modules
 
 RESHARDS_AFTER_FORWARD = {
-    ShardingStrategy.FULL_SHARD: None,  # yes, but for the root
+    ShardingStrategy.FULL_SHARD: None,  # True except for the root
     ShardingStrategy.SHARD_GRAD_OP: False,
-    ShardingStrategy.NO_SHARD: True,  # nothing but a low-precision copy, which the root frees too
+    ShardingStrategy.NO_SHARD: True,  # frees only a low-precision copy, in the root too
     ShardingStrategy.HYBRID_SHARD: None,
     ShardingStrategy._HYBRID_SHARD_ZERO2: False,
 }
@@ -52,14 +52,14 @@ PREFETCH_TIMING: dict[BackwardPrefetch | None, PrefetchTiming | None] = {
 
 
 def depth_of_forward_prefetch(forward_prefetch: bool, depth: int | None) -> int | None:
-    """Return how many units forward gathers ahead; ``ValueError`` if the two settings clash."""
+    """Return how many units forward gathers ahead. Raises ``ValueError`` if the settings contradict."""
     if forward_prefetch and depth == 0:
         raise ValueError("forward_prefetch=True contradicts forward_prefetch_depth=0; give one of them")
     return 1 if forward_prefetch and depth is None else depth
 
 
 def compute_device(module: nn.Module, device_id: int | torch.device | None, ignored: Ignored) -> torch.device:
-    """Return where the module computes: ``device_id``, else its parameters' device, else the accelerator."""
+    """Return the compute device: ``device_id``, else the parameters' device, else the accelerator."""
     default = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if isinstance(device_id, int):
         return torch.device(default.type, device_id)
@@ -75,7 +75,7 @@ def compute_device(module: nn.Module, device_id: int | torch.device | None, igno
 def check_wrapped_inside(
     module: nn.Module, by_policy: bool, use_orig_params: bool, limit_all_gathers: bool | int | str
 ) -> None:
-    """Raise ``ValueError`` for wrappers inside ``module`` that a policy or these settings do not go with."""
+    """Raise ``ValueError`` if wrappers inside ``module`` contradict a policy or these settings."""
     for name, inner in module.named_modules():
         if stage_of(inner) is None or not hasattr(inner, "sharding_strategy"):
             continue
@@ -99,7 +99,7 @@ def wrap_inside(
     full_precision: Sequence[type[nn.Module]],
     arguments: dict[str, Any],
 ) -> None:
-    """Wrap what ``policy`` selects, the modules of kinds in ``full_precision`` without mixed precision."""
+    """Wrap the modules that ``policy`` selects; classes in ``full_precision`` without mixed precision."""
     selection = select_modules(module, policy, left_alone)
     if full_precision:
         selection = keep_in_full_precision(module, selection, full_precision, left_alone)
@@ -117,10 +117,10 @@ def wrap_inside(
 
 @dataclass(frozen=True)
 class FlatSharding:
-    """The arguments of a wrapper, decided: how it shards what it owns.
+    """The resolved arguments of a wrapper that determine how it shards its parameters.
 
     Args:
-        offload: how shards are kept on the host, ``None`` if they are not.
+        offload: the CPU offload of shards, ``None`` without.
         param_init_fn, sync_module_states: as in ``FullyShardedDataParallel``.
     """
 
@@ -135,7 +135,7 @@ class FlatSharding:
 
     @property
     def effective_strategy(self) -> ShardingStrategy:
-        """Return the strategy in effect: one rank shards nothing."""
+        """Return the strategy in effect: ``NO_SHARD`` for a single rank."""
         if self.strategy not in HYBRID and self.groups.ranks == 1:
             return ShardingStrategy.NO_SHARD
         return self.strategy
@@ -144,13 +144,13 @@ class FlatSharding:
 def shard_module(
     module: nn.Module, left_alone: Ignored, how: FlatSharding
 ) -> tuple[Sequence[Unit], dict[nn.Module, dict[str, torch.dtype]]]:
-    """Materialise, move, broadcast and shard what ``module`` owns: its unit, and dtypes that buffers had."""
+    """Materialise, move, broadcast and shard ``module``. Return its unit, and original dtypes of buffers."""
     owned = Owned([module], left_alone)
-    # Random numbers are drawn in torch's order: level by level, from the root.
+    # Random numbers are drawn in the same order as in torch: breadth-first from the root.
     modules = sorted(owned.modules, key=lambda each: owned.modules[each].count("."))
     replayed = materialise(modules, how.device, how.param_init_fn, left_alone.parameters)
     owned.find_parameters()
-    # Offloaded parameters are cut where they are; a broadcast needs them where the group communicates.
+    # Offloaded parameters are sharded on the host, but a broadcast needs them on the device of the group.
     owned.move(how.device, parameters=how.offload is None or how.sync_module_states)
     if how.sync_module_states:
         check_broadcast(how.groups, how.device)
@@ -159,7 +159,7 @@ def shard_module(
     units = _make_units(module, owned, how)
     taken = [(old, new) for old, new in replayed.items() if new in owned.places]
     for old, new in taken:
-        # Registered elsewhere too, it is a weight tied across units: its mark must be found there.
+        # If the old parameter is registered elsewhere too, it is tied across units and needs the owner mark.
         old.__dict__.update(new.__dict__)
     mark_replaced((old for old, _ in taken), owned.title)
     return units, buffer_dtypes
@@ -167,7 +167,7 @@ def shard_module(
 
 @torch.no_grad()
 def _broadcast(owned: Owned, groups: comm.UnitGroups) -> None:
-    """Give every rank the values of the first one."""
+    """Broadcast parameters and buffers from the first rank of each group."""
     buffers = [b for module in owned.modules for b in module._buffers.values() if b is not None]
     for group in (groups.shard, groups.replicate):
         if group is not None:
@@ -177,7 +177,7 @@ def _broadcast(owned: Owned, groups: comm.UnitGroups) -> None:
 
 
 def _cast_buffers(owned: Owned, dtype: torch.dtype | None) -> dict[nn.Module, dict[str, torch.dtype]]:
-    """Hold floating point buffers in ``dtype``; returns the dtypes they had, by module and name."""
+    """Cast floating point buffers to ``dtype`` and return their original dtypes by module and name."""
     before: dict[nn.Module, dict[str, torch.dtype]] = {}
     if dtype is None:
         return before
@@ -190,7 +190,7 @@ def _cast_buffers(owned: Owned, dtype: torch.dtype | None) -> dict[nn.Module, di
 
 
 def _make_units(module: nn.Module, owned: Owned, how: FlatSharding) -> Sequence[Unit]:
-    """Return the unit of the parameters that a wrapper owns; none if it owns none."""
+    """Return the unit of the parameters that a wrapper owns; empty if it owns none."""
     originals, use_orig_params = list(owned.places), how.use_orig_params
     if not originals:
         return ()
@@ -230,7 +230,7 @@ def _make_units(module: nn.Module, owned: Owned, how: FlatSharding) -> Sequence[
     check_first_calls(unit)
     if unit.precision.delivered != unit.precision.original:
         for parameter in presentation.trained():
-            parameter.grad_dtype = None  # autograd then allows gradients of another dtype
+            parameter.grad_dtype = None  # lets autograd accept gradients of another dtype
         if isinstance(presentation, OriginalPresentation):
             presentation.any_grad_dtype = True
     return (unit,)
@@ -246,7 +246,7 @@ def _unit_precision(
 
 
 def _check_originals(owned: Owned, originals: Sequence[nn.Parameter], use_orig_params: bool) -> None:
-    """Raise for parameters that cannot be parts of one flat parameter."""
+    """Raise an error if the parameters cannot form one flat parameter."""
     first = originals[0]
     for parameter in originals:
         _check_uniform(owned, first, parameter, "dtype")
@@ -267,23 +267,23 @@ def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what:
     raise ValueError(error_text("flat_units.disagree", what, owned.title, one, ours, two, theirs, way_out))
 
 
-# Parameters that are more than plain tensors, in a flat parameter: the hook for tensor parallelism.
+# Tensor subclasses in a flat parameter: the extension point for tensor parallelism.
 #
-# A flat parameter holds plain elements. ``pre_flatten_transform`` says which tensor of a parameter goes into
-# it, and what turns the gathered tensor back (``TensorParallel``: ``unsharded`` after the all-gather,
-# ``local_gradient`` before the reduction; torch calls the first ``post_unflatten_transform``). A kind of
-# parameter that is served is a line here; ``DTensor``s are, by the form that ``fully_shard`` uses too::
+# A flat parameter holds plain elements. ``pre_flatten_transform`` returns the tensor that goes into it, and
+# the object that converts the gathered tensor back (``TensorParallel``: ``unsharded`` after the all-gather,
+# which torch calls ``post_unflatten_transform``, and ``local_gradient`` before the reduction). ``DTensor``s
+# are supported with the same class as in ``fully_shard``; support for other types is added here::
 #
 #     DTensor on tp --pre_flatten--> local tensor [flat, sharded, gathered] --unsharded--> DTensor on tp
 #
-# What is shown or saved whole outside of training is the local tensor; norms are over dp alone.
+# ``summon_full_params`` and full state dicts have the local tensor; gradient norms are over dp only.
 
 
 def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, TensorParallel | None]:
-    """Return what is flattened for ``parameter``, and its form while whole; itself and ``None`` if plain.
+    """Return the tensor to flatten for ``parameter``, and its unsharded form (``None`` if plain).
 
     Raises:
-        RuntimeError: a tensor subclass, of which a flat parameter would keep the elements alone.
+        RuntimeError: a tensor subclass that a flat parameter would reduce to plain elements.
     """
     if not isinstance(parameter, DTensor):
         if is_traceable_wrapper_subclass(parameter):
@@ -297,20 +297,20 @@ def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, Tensor
 
 # Modules that stay in full precision inside a model in mixed precision, such as batch normalisation.
 #
-# Each is a unit of its own without mixed precision. What runs before and after it computes in a lower dtype,
+# Each is a separate unit without mixed precision. The modules before and after it compute in a lower dtype,
 # so its inputs are cast up and its outputs back down::
 #
 #     bf16 -> [ pre: to fp32 | module in fp32 | post: to bf16 ] -> bf16
 #
-# Running statistics and their updates then have the precision that they were written for.
+# So running statistics and their updates keep full precision.
 
 
 def keep_in_full_precision(
     root: nn.Module, selection: Selection, classes: Sequence[type[nn.Module]], ignored: set[nn.Module]
 ) -> Selection:
-    """Return ``selection`` with modules of ``classes`` inside ``root`` as own units without mixed precision.
+    """Add modules of ``classes`` inside ``root`` to ``selection``, as units without mixed precision.
 
-    Warns of the units that this adds.
+    Warns about the added units.
     """
     kinds = tuple(classes)
     found = [m for m in root.modules() if isinstance(m, kinds) and m is not root and m not in ignored]
@@ -327,9 +327,9 @@ def keep_in_full_precision(
 
 
 class _FullPrecisionIsland:
-    """Casts one module's floating point inputs to its own dtype, and its outputs to that of the inputs.
+    """Casts one module's floating point inputs to its own dtype, and its outputs back to the input dtype.
 
-    The hooks go behind all that the module has now, so that those see what the model passes.
+    The hooks run after the module's existing hooks, so that those see the model's original values.
     """
 
     def __init__(self, module: nn.Module) -> None:

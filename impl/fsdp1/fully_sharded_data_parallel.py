@@ -1,4 +1,4 @@
-"""The ``FullyShardedDataParallel`` front end: a wrapper module with one flat parameter a unit."""
+"""The ``FullyShardedDataParallel`` front end: a wrapper module with one flat parameter for each unit."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,33 +40,33 @@ from .wrap import ModulePolicy, PolicyFunction
 
 
 class FullyShardedDataParallel(StateDictMethods):
-    """Wrap ``module`` as one FSDP unit; what is wrapped inside it, also by policy, are other units.
+    """Wrap ``module`` as one FSDP unit. Modules wrapped inside it, also by policy, are separate units.
 
-    The arguments up to ``device_mesh`` are torch's. Those after it are of the whole tree, read from the root:
+    The arguments up to ``device_mesh`` are torch's. The later ones apply to the whole tree, from the root:
 
     Args:
         module: the module to wrap.
-        process_group: one to shard over, or (shard, replicate) for the hybrid strategies.
+        process_group: the group to shard over, or (shard, replicate) for the hybrid strategies.
         sharding_strategy: see ``ShardingStrategy``; ``FULL_SHARD`` by default.
         cpu_offload: keep shards, gradients and the optimizer step on the CPU.
         auto_wrap_policy: which modules inside become units (``wrap.py``).
         backward_prefetch: when backward gathers the next unit; ``None``: only when it is needed.
         mixed_precision: dtypes of computation, reduction and buffers.
-        ignored_modules, ignored_states: modules or parameters to leave alone.
-        param_init_fn: called with each module, if any is on the meta device, to materialise parameters;
-            without it what ``deferred_init()`` recorded is replayed, or ``reset_parameters()`` called.
+        ignored_modules, ignored_states: modules or parameters to ignore.
+        param_init_fn: materialises parameters: called with each module if any is on the meta device. By
+            default the ``deferred_init()`` recording is replayed, or ``reset_parameters()`` called.
         device_id: the device to move the module to and to compute on.
         sync_module_states: broadcast parameters and buffers from the first rank before sharding.
         forward_prefetch: gather the next unit when a unit's forward starts.
-        limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit, ``"auto"``
-            follows the allocator's retries.
+        limit_all_gathers: maximum units in flight before the CPU waits; ``True`` means 2, ``False`` no limit,
+            ``"auto"`` adapts to allocator retries.
         use_orig_params: show the original parameters instead of the flat one.
-        device_mesh: instead of ``process_group``: 1-D, or 2-D (replicate, shard).
-        memory_handover: ``"record_stream"`` or ``"events"``.
-        backward_prefetch_depth, forward_prefetch_depth: how many units ahead.
+        device_mesh: a 1-D mesh, or 2-D (replicate, shard), instead of ``process_group``.
+        memory_handover: how memory passes between streams: ``"record_stream"`` or ``"events"``.
+        backward_prefetch_depth, forward_prefetch_depth: how many units ahead to gather.
 
     Raises:
-        ValueError: settings or parameters that cannot be served; the message names them.
+        ValueError: unsupported settings or parameters; the message names them.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class FullyShardedDataParallel(StateDictMethods):
         self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
 
     def _hold(self, module: nn.Module, units: Sequence[Unit], settings: ScheduleSettings) -> None:
-        """Register the module, and make the hooks that run the units."""
+        """Register the module and create its stage and hooks."""
         serve_checkpoint_functions()
         self.rank = self.process_group.rank()
         self.world_size = self.process_group.size()
@@ -159,7 +159,7 @@ class FullyShardedDataParallel(StateDictMethods):
         )
 
     def __deepcopy__(self, memo: object) -> NoReturn:
-        # Python's own copy would read the memory of parameters that are freed.
+        # The default deepcopy would read parameters whose memory is freed.
         raise TypeError("FSDP does not support deepcopy: copy the module before, or its state dict")
 
     # -- as a module -----------------------------------------------------------------------------------------
@@ -173,30 +173,30 @@ class FullyShardedDataParallel(StateDictMethods):
     def params(self) -> list[FlatParameter]:
         """Return the flat parameter of this wrapper's own unit, if it has one.
 
-        With original parameters it is made for the caller, of this rank's shard, with a copy of gradients.
+        With ``use_orig_params`` each call creates it over this rank's shard, with a copy of gradients.
         """
         return [cast(Any, unit.presentation).flat() for unit in self._stage.units if has_flat_shards(unit)]
 
     @property
     def training_state(self) -> TrainingState:
-        """Return what this wrapper is doing."""
+        """Return the training state of this wrapper."""
         if self._states.summoned:
             return TrainingState.SUMMON_FULL_PARAMS
         idle = self._stage.state is StageState.IDLE
         return TrainingState.IDLE if idle else TrainingState.FORWARD_BACKWARD
 
-    @skip_frame  # what is wrapped is compiled by itself
+    @skip_frame  # the wrapped module is compiled separately
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the wrapped module with its parameters gathered."""
+        """Run the wrapped module with unsharded parameters."""
         wrapped: Any = self._modules[WRAPPED]
         pre_forward, post_forward = self._hooks.pre_forward, self._hooks.post_forward
-        if compiler_at_work() is not None:  # it may compile what is wrapped, not the hooks
+        if compiler_at_work() is not None:  # it may compile the wrapped module but not the hooks
             pre_forward, post_forward = map(torch.compiler.disable, (pre_forward, post_forward))
         args, kwargs = pre_forward(self, args, kwargs)
         return post_forward(self, args, wrapped(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the wrapped module, where the wrapper has none of that name."""
+        """Return an attribute of the wrapped module if the wrapper lacks it."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -207,19 +207,19 @@ class FullyShardedDataParallel(StateDictMethods):
             return getattr(super().__getattr__(WRAPPED), name)
 
     def __getitem__(self, key: int) -> Any:
-        """Index a wrapped container."""
+        """Index the wrapped container."""
         return cast(Any, self.module).__getitem__(key)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Do as ``nn.Module.named_parameters``; inside ``summon_full_params`` without the wrappers' names."""
+        """Yield like ``nn.Module.named_parameters``; in ``summon_full_params`` without wrappers' names."""
         return self._states.listed(super().named_parameters(*args, **kwargs))
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Do as ``nn.Module.named_buffers``; inside ``summon_full_params`` without the wrappers' names."""
+        """Yield like ``nn.Module.named_buffers``; in ``summon_full_params`` without wrappers' names."""
         return self._states.listed(super().named_buffers(*args, **kwargs))
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Let ``.to`` and the like act on the sharded parameters, and take up their memory afterwards."""
+        """Apply ``.to`` and the like to the sharded parameters, then adopt their new memory."""
         for unit in self._stage.units:
             unit.reshard_by_hand()
         result = super()._apply(*args, **kwargs)
@@ -239,17 +239,17 @@ class FullyShardedDataParallel(StateDictMethods):
         offload_to_cpu: bool = False,
         with_grads: bool = False,
     ) -> Iterator[None]:
-        """Show whole parameters in full precision inside; not during forward or backward. A collective.
+        """Show full parameters in full precision inside this context. Collective.
 
         Args:
-            module: its wrappers, or with ``recurse=False`` only itself.
-            writeback: keep what was changed; every rank keeps its own part.
+            module: the module whose wrappers to show; with ``recurse=False`` only itself.
+            writeback: keep changes; every rank stores its own part.
             rank0_only: only rank 0 of ``process_group`` (hybrid: of each shard group) gets the values.
-            offload_to_cpu: move them to the CPU.
-            with_grads: show whole gradients too, ``None`` where no rank has one; kept like values.
+            offload_to_cpu: move the values to the CPU.
+            with_grads: show full gradients too, ``None`` if no rank has one; written back like values.
 
         Raises:
-            NotImplementedError: ``writeback`` with ``rank0_only``: ranks without values have none.
+            NotImplementedError: ``writeback`` with ``rank0_only``, because other ranks have no values.
             AssertionError: inside forward, backward or another ``summon_full_params``.
         """
         check_summoning(writeback, rank0_only, offload_to_cpu)
@@ -281,17 +281,17 @@ class FullyShardedDataParallel(StateDictMethods):
                 wrapper._states.summoned = False
 
     def apply(self, fn: Callable[[nn.Module], None]) -> "FullyShardedDataParallel":
-        """Apply ``fn`` to every module inside, with whole parameters, and keep the changes."""
+        """Apply ``fn`` to every module inside, with full parameters, and keep the changes."""
         check_outside("apply()", self.training_state)
         self.check_is_root()
-        with self.summon_full_params(self, recurse=False):  # wrappers inside show their own
+        with self.summon_full_params(self, recurse=False):  # wrappers inside summon their own parameters
             return super().apply(fn)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale all gradients so that their norm over all ranks is at most ``max_norm``; returns the norm.
+        """Scale all gradients so that their norm over all ranks is at most ``max_norm``; return the norm.
 
-        Root only. Unlike ``torch.nn.utils.clip_grad_norm_`` it knows that each rank holds a part only.
+        Root only. Unlike ``torch.nn.utils.clip_grad_norm_``, it includes the parts of other ranks.
         """
         if not self.check_is_root():
             raise RuntimeError("clip_grad_norm_() should only be called on the outermost wrapper")
@@ -301,7 +301,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> "list[FullyShardedDataParallel]":
-        """Return the wrappers in ``module``, itself included; with ``root_only`` those in no other."""
+        """Return the wrappers in ``module``, including itself; with ``root_only`` only outermost ones."""
         found = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
         if not root_only:
             return found
@@ -309,17 +309,17 @@ class FullyShardedDataParallel(StateDictMethods):
         return [m for m in found if m not in inside]
 
     def check_is_root(self) -> bool:
-        """Return whether this is the outermost wrapper. Fixes the tree if that was not done yet."""
+        """Return whether this is the outermost wrapper. Builds the tree if there is none yet."""
         _ = self._hooks.runtime
         return self._stage.is_root
 
     def register_comm_hook(self, state: object, hook: HookFunction) -> None:
-        """Let ``hook`` reduce the gradients of every unit: see ``gradients.py``. Root only, once.
+        """Use ``hook`` to reduce the gradients of every unit; see ``gradients.py``. Root only, once.
 
         Raises:
-            AssertionError: not the root, a hybrid strategy, or a hook is there already.
-            ValueError: a hook that cannot be called. One that does not take the arguments of a unit raises
-                TypeError when it reduces that unit's gradients.
+            AssertionError: not the root, a hybrid strategy, or a hook is already registered.
+            ValueError: ``hook`` is not callable. If it does not accept the arguments of a unit, reducing that
+                unit's gradients raises TypeError.
         """
         if not self.check_is_root():
             raise AssertionError("register_comm_hook can only be called on a root instance.")
@@ -338,9 +338,9 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients unsharded, without communication; root only.
+        """Accumulate gradients unsharded, without communication, inside this context. Root only.
 
-        Parameters of strategies that do not reshard after forward stay gathered, as in torch.
+        With strategies that do not reshard after forward, parameters stay unsharded, as in torch.
         """
         if not self.check_is_root():
             raise RuntimeError(error_text("fully_sharded_data_parallel.no_sync"))

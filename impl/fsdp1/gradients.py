@@ -1,8 +1,8 @@
-"""Loss scaling for fp16 where each rank holds a part of the gradients.
+"""Loss scaling, clipping and communication hooks for sharded gradients.
 
-``torch.amp.GradScaler`` looks for overflows in the gradients that it sees. With sharded gradients each rank
-sees its own part only, so one rank would skip the optimizer's step and the others would not. Here the ranks
-agree first: one all-reduce of one number an optimizer and step, whatever devices the gradients are on.
+``torch.amp.GradScaler`` checks only local gradients for overflow. With sharded gradients, one rank might skip
+the optimizer step while others do not. ``ShardedGradScaler`` makes ranks agree first, by one all-reduce of
+one number for each optimizer and step, whatever devices the gradients are on.
 """
 
 import functools
@@ -26,10 +26,10 @@ class ShardedGradScaler(torch.amp.GradScaler):
     """``torch.amp.GradScaler`` over all ranks of a process group.
 
     Args:
-        device: type of the device that the scale is on, and that the group communicates from; gradients may
-            be elsewhere, as with CPU offload.
+        device: type of the device of the scale and of the group's communication. Gradients may be on
+            another device, as with CPU offload.
         init_scale, backoff_factor, growth_factor, growth_interval, enabled: as in ``GradScaler``.
-        process_group: the ranks that take or skip a step together; ``None`` is all of them.
+        process_group: the ranks that run or skip a step together; ``None`` means all ranks.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class ShardedGradScaler(torch.amp.GradScaler):
         self.process_group = process_group
 
     def scale(self, outputs: Any) -> Any:
-        """Return ``outputs`` (a tensor, or tensors in an iterable) times the scale, each in its own dtype.
+        """Return ``outputs`` (a tensor, or an iterable of tensors) times the scale, each in its own dtype.
 
-        In mixed precision the loss is fp16; the scale, in fp32, must not widen it.
+        In mixed precision the loss is fp16 and must stay so although the scale is fp32.
         """
         if not self._enabled:
             return outputs
@@ -74,16 +74,16 @@ class ShardedGradScaler(torch.amp.GradScaler):
         found_inf: torch.Tensor,
         allow_fp16: bool = True,
     ) -> dict[torch.device, torch.Tensor]:
-        """Unscale this rank's gradients (fp16 ones too), then agree on whether any rank's overflowed.
+        """Unscale this rank's gradients (fp16 ones too), then agree whether any rank has an overflow.
 
-        The base class comes here from ``unscale_`` and from steps of optimizers that unscale by themselves.
+        The base class calls this in ``unscale_`` and in steps of optimizers that unscale by themselves.
         """
         values = (inv_scale, found_inf)
         if _are_offloaded(optimizer):  # the base class would copy them to the host and read them too early
             values = (inv_scale.cpu(), found_inf.cpu())
         found = super()._unscale_grads_(optimizer, *values, True)
         if not found:
-            found = {found_inf.device: found_inf}  # a rank may hold no gradients, and must still take part
+            found = {found_inf.device: found_inf}  # a rank without gradients must still take part
         agreed = torch.stack([each.to(found_inf.device) for each in found.values()]).amax()
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self.process_group)
         for each in found.values():
@@ -97,26 +97,25 @@ def _are_offloaded(optimizer: torch.optim.Optimizer) -> bool:
     return all(grad.device.type == "cpu" for grad in grads if grad is not None)
 
 
-# The norm of all gradients where each rank holds a part of them, and clipping by it.
+# The norm of all gradients over all ranks, and clipping by it.
 #
-# ``fully_shard`` needs nothing of this: its gradients are ``DTensor``s and ``torch.nn.utils.clip_grad_norm_``
-# sums over the ranks by itself.
+# ``fully_shard`` does not need this: its gradients are ``DTensor``s, and ``torch.nn.utils.clip_grad_norm_``
+# sums over ranks by itself.
 
 
 @torch.no_grad()
 def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch.Tensor:
-    """Clip the gradients of a model under ``FullyShardedDataParallel``; returns their norm before.
+    """Clip the gradients of a model under ``FullyShardedDataParallel`` and return their norm before clipping.
 
-    Parameters of units count once for each shard group: ranks that hold replicas hold equal gradients.
-    Parameters that no unit holds are assumed equal on all ranks. The norm is a collective over each shard
-    group in use.
+    Replicas have equal gradients, so the parameters of a unit count once for its shard group. Parameters
+    that no unit owns are assumed to be equal on all ranks. Collective over each shard group in use.
     """
     sharded: dict[ProcessGroup | None, list[torch.Tensor]] = {}
     seen: set[int] = set()
     device = next(model.parameters()).device
     for stage, _ in stages_in(model):
         for unit in stage.units:
-            device = unit.device  # the gradients themselves are elsewhere if they are offloaded
+            device = unit.device  # offloaded gradients are on another device
             grads = sharded.setdefault(unit.groups.shard, [])
             for parameter in unit.presentation.trained():
                 seen.add(id(parameter))
@@ -126,10 +125,10 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     if rest:
         sharded.setdefault(None, []).extend(rest)
     everything = [gradient for gradients in sharded.values() for gradient in gradients]
-    # The same on every rank, whichever gradients it has.
+    # Equal on every rank, whatever gradients the rank has.
     wide = any(parameter.dtype is torch.float64 for parameter in model.parameters())
     dtype = torch.float64 if wide else torch.float32
-    # One collective for each shard group, in the order of the modules, also of a rank without gradients.
+    # One collective for each shard group, in the order of the modules, also on a rank without gradients.
     norms = [_norm_over(group, gradients, norm_type, device, dtype) for group, gradients in sharded.items()]
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
@@ -149,7 +148,7 @@ def _norm_over(
     device: torch.device,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return the norm of ``gradients`` and of those of the other ranks of ``group``."""
+    """Return the norm of the gradients of all ranks of ``group``; ``gradients`` are this rank's."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in gradients:
         norm = torch.linalg.vector_norm(gradient, norm_type, dtype=dtype)
@@ -170,27 +169,27 @@ def _norm_over(
 
 # Communication hooks: functions of the user that reduce a unit's gradient instead of the reducer.
 #
-# A hook is called once a unit and backward pass, with what the reducer would have reduced::
+# A hook is called once for each unit and backward pass, with the input of the reduction::
 #
 #     sharded    hook(state, gradient, output)    1-D: ranks x shard with padding; this rank's shard to fill
 #     replicas   hook(state, gradient)            1-D, reduced in place
 #
-# What is here covers the usual ones: the plain average, and the average of gradients that are cast to 16 bits
-# for the way (gradient compression), with the names that they have in
-# ``torch.distributed.algorithms._comm_hooks.default_hooks``. Those of torch work as well.
+# The hooks here are the plain average, and the average with gradients cast to 16 bits for communication
+# (gradient compression). They have the same names as in
+# ``torch.distributed.algorithms._comm_hooks.default_hooks``; torch's hooks work as well.
 
 
 HookFunction = Callable[..., None]
 
 
 class DefaultState:
-    """The state of the plain hooks: the ranks to average over, and how to divide.
+    """The state of the plain hooks: the ranks to average over, and the divisors.
 
     Args:
         process_group: the ranks whose gradients are averaged.
 
     Raises:
-        ValueError: no process group.
+        ValueError: ``process_group`` is None.
     """
 
     def __init__(self, process_group: ProcessGroup) -> None:
@@ -202,12 +201,12 @@ class DefaultState:
 
     @property
     def gradient_predivide_factor(self) -> float:
-        """Return what divides before the sum, against overflow."""
+        """Return the divisor before the sum, which avoids overflow."""
         return self._average.before
 
     @property
     def gradient_postdivide_factor(self) -> float:
-        """Return what divides after the sum; both factors together are the number of ranks."""
+        """Return the divisor after the sum. The product of both factors is the number of ranks."""
         return self._average.after
 
 
@@ -231,7 +230,7 @@ def allreduce_hook(state: DefaultState, grad: torch.Tensor) -> None:
 
 
 def reduce_scatter_hook(state: DefaultState, grad: torch.Tensor, output: torch.Tensor) -> None:
-    """Leave this rank's shard of the average of ``grad`` in ``output``."""
+    """Average ``grad`` over all ranks and write this rank's shard to ``output``."""
     _divide(grad, state.gradient_predivide_factor)
     comm.reduce_scatter(output, grad, state.process_group, dist.ReduceOp.SUM, async_op=False)
     _divide(output, state.gradient_postdivide_factor)
@@ -240,14 +239,14 @@ def reduce_scatter_hook(state: DefaultState, grad: torch.Tensor, output: torch.T
 def fp16_compress_hook(
     state: LowPrecisionState, grad: torch.Tensor, output: torch.Tensor | None = None
 ) -> None:
-    """Reduce as the plain hooks (by whether there is an ``output``), with ``grad`` in fp16 on the way."""
+    """Reduce in fp16: by ``reduce_scatter_hook`` with an ``output``, else by ``allreduce_hook``."""
     _compressed(torch.float16, state, grad, output)
 
 
 def bf16_compress_hook(
     state: LowPrecisionState, grad: torch.Tensor, output: torch.Tensor | None = None
 ) -> None:
-    """Reduce as the plain hooks (by whether there is an ``output``), with ``grad`` in bf16 on the way."""
+    """Reduce in bf16: by ``reduce_scatter_hook`` with an ``output``, else by ``allreduce_hook``."""
     _compressed(torch.bfloat16, state, grad, output)
 
 
@@ -259,7 +258,7 @@ def _divide(tensor: torch.Tensor, factor: float) -> None:
 def _compressed(
     dtype: torch.dtype, state: LowPrecisionState, grad: torch.Tensor, output: torch.Tensor | None
 ) -> None:
-    # The casts replace a tensor's data: who called holds on to the tensor itself.
+    # The casts replace ``.data``, because the caller keeps the tensor object.
     grad.data = grad.data.to(dtype)
     if output is None:
         allreduce_hook(state, grad)

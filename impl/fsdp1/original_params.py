@@ -1,8 +1,8 @@
-"""The other FSDP1 way to show a unit: the modules keep their own ``nn.Parameter`` objects.
+"""The FSDP1 presentation for ``use_orig_params``: modules keep their original ``nn.Parameter`` objects.
 
-Each holds the part of it that is in this rank's shard, as 1-D data, or all of it in its own shape where
-nothing is sharded. The objects stay what they are, so optimizers, freezing, new data (``weight.data = ...``)
-and new objects (``module.weight = nn.Parameter(...)``) act on them; each gather takes up what was changed.
+Each object holds the part that is in this rank's shard as 1-D data, or its full value in its own shape if
+nothing is sharded. The objects stay the same, so optimizers, freezing, new data (``weight.data = ...``) and
+new objects (``module.weight = nn.Parameter(...)``) work; each gather applies the changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _MEMORY = torch.Tensor.untyped_storage
 
 
 class OriginalPresentation(ShownInPlace):
-    """Shows the original parameter objects: 1-D parts of the shard when sharded, whole ones when not."""
+    """Shows the original parameter objects: 1-D parts of the shard if sharded, full tensors if unsharded."""
 
     hides = drops_without_grad = refuses_writes = True
 
@@ -38,12 +38,12 @@ class OriginalPresentation(ShownInPlace):
         offload: HostOffload | None = None,
     ) -> None:
         super().__init__(layout, parameters)
-        # Whether whole parameters are shown, outside of forward and backward.
+        # Whether full parameters are shown, outside of forward and backward.
         self.shows_full = False
         # Whether gradients may have another dtype than their parameters.
         self.any_grad_dtype = False
         self.shard = flatten(layout, originals, offload)
-        # The same objects as before, so that an optimizer made earlier still holds what is trained.
+        # The same objects as before, so that an optimizer made before wrapping still works.
         self.sharded = list(originals)
         self.unreduced: UnreducedOriginals = UnreducedOriginals(layout, self.sharded)
         self._kept_gradients: list[torch.Tensor | None] = []
@@ -59,12 +59,12 @@ class OriginalPresentation(ShownInPlace):
         self._addresses = list(map(_ADDRESS, self.sharded))
 
     def _part(self, index: int) -> torch.Tensor:
-        """Return where one parameter is in the shard; in its own shape if nothing is sharded."""
+        """Return one parameter as a view of the shard; in its own shape if nothing is sharded."""
         segment = self._layout.segments[index]
         part = segment.in_shard(self.shard)
         return part.view(segment.shape) if self._layout.world_size == 1 else part
 
-    # -- what the user changes -------------------------------------------------------------------------------
+    # -- changes by the user ---------------------------------------------------------------------------------
 
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         if self.shows_full:
@@ -87,28 +87,28 @@ class OriginalPresentation(ShownInPlace):
         return written or not (is_shown(self._show_sharded) or is_shown(self._show_unsharded))
 
     def replaced(self) -> bool:
-        """Return whether the modules hold other parameters than these, or these other data, since."""
+        """Return whether the user replaced parameters in the modules, or their data."""
         return not is_shown(self._show_sharded) or self._moved()
 
     def _moved(self) -> bool:
-        """Return whether parameters were given other data, also those without elements: all ranks agree."""
+        """Return whether parameters have new data. Includes empty ones, so that all ranks agree."""
         own = repeat(self.shard.untyped_storage())
         moved = list(map(_ADDRESS, self.sharded)) != self._addresses
         return moved or not all(map(is_, map(_MEMORY, self.sharded), own))
 
     @torch.no_grad()
     def _take_up_replaced(self) -> None:
-        """Take the parameters that the modules hold now, instead of those that they held before."""
+        """Adopt the parameter objects that the modules hold now instead of the old ones."""
         for index, described in enumerate(self._parameters):
             places = [place for place in described.places if place.name in place.module._parameters]
             now = [place.module._parameters[place.name] for place in places]
             if any(each is not now[0] for each in now):
                 raise NotImplementedError(_tied(described))
             if not now or now[0] is self.sharded[index]:
-                continue  # removed: it comes back with the next gather
+                continue  # removed by the user; the next gather registers it again
             found = check_place(described, places[0], now[0])
             self._check_shape(index, found)
-            # The shard is written to: it may come back, with its own values (torch.func.functional_call).
+            # Clone the old data before it is overwritten: torch.func.functional_call restores the object.
             self.sharded[index].data = self.sharded[index].detach().clone()
             found.__dict__.update(self.sharded[index].__dict__)
             if self.any_grad_dtype:
@@ -131,7 +131,7 @@ class OriginalPresentation(ShownInPlace):
 
     @torch.no_grad()
     def _write_back(self, before_write: Callable[[], None]) -> None:
-        """Copy data that was assigned to parameters into the shard, and let them be parts of it again."""
+        """Copy newly assigned data of parameters into the shard, and make them views of it again."""
         for index, parameter in enumerate(self.sharded):
             if parameter.data_ptr() != self._addresses[index]:
                 self._check_shape(index, parameter)
@@ -151,9 +151,9 @@ class OriginalPresentation(ShownInPlace):
         return flat
 
     def flat_gradient(self) -> torch.Tensor | None:
-        """Return this rank's part of the gradient, 1-D with zeros where there is none.
+        """Return this rank's part of the gradient, 1-D, with zeros for missing gradients.
 
-        Never ``None``: another rank may hold gradients of parameters that have nothing here.
+        Never ``None``, because another rank may hold gradients of parameters without elements here.
         """
         self.unreduced.check_hidden()
         dtypes = {parameter.grad.dtype for parameter in self.sharded if parameter.grad is not None}
@@ -165,11 +165,11 @@ class OriginalPresentation(ShownInPlace):
         return flat
 
     def which_gradients(self) -> list[bool]:
-        """Return which of the originals have a gradient here."""
+        """Return for each original parameter whether it has a gradient on this rank."""
         return [parameter.grad is not None for parameter in self.sharded]
 
     def keep_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Keep this rank's part of whole ``gradients``, which the user may have changed."""
+        """Store this rank's part of full ``gradients``, which the user may have changed."""
         for segment, kept, value in zip(self._layout.segments, self._kept_gradients, gradients, strict=True):
             if kept is not None and value is not None:
                 kept.view(-1).copy_(segment.own_part(value))
@@ -177,7 +177,7 @@ class OriginalPresentation(ShownInPlace):
     def show_full(
         self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
     ) -> list[nn.Parameter]:
-        """Let the parameters hold whole values; returns them."""
+        """Set the data of the parameters to full ``values`` and return the parameters."""
         self.shows_full = True
         self._kept_gradients = [] if gradients is None else [parameter.grad for parameter in self.sharded]
         for index, parameter in enumerate(self.sharded):
@@ -204,10 +204,10 @@ class OriginalPresentation(ShownInPlace):
         for index, part in zip(which, gradients, strict=True):
             sharded = self.sharded[index]
             if not sharded.requires_grad:
-                sharded.grad = None  # frozen since its forward
+                sharded.grad = None  # frozen since forward
                 continue
             if part.numel() == 0:
-                continue  # nothing of it on this rank: as torch, no gradient rather than an empty one
+                continue  # no elements on this rank: as in torch, no gradient instead of an empty one
             if whole:
                 part = part.view(sharded.shape)
             gradient = sharded.grad
@@ -218,11 +218,11 @@ class OriginalPresentation(ShownInPlace):
                 new.append(part)
         if old:
             foreach_add_(old, new)
-        # Ranks without elements of these parameters count the step too: gathers are decided by it.
+        # Ranks without elements of these parameters count the step too, because it decides about gathers.
         self.steps += gradients_arrived(self.sharded, which)
 
     def readopt(self) -> torch.Tensor | None:
-        """Take up the parameters' memory after the module was moved; the new shard if there is one."""
+        """Adopt the parameters' memory after the module was moved; return the new shard, if any."""
         if self.shows_full:
             refuse_shown_full()
         for index, described in enumerate(self._parameters):
@@ -235,7 +235,7 @@ class OriginalPresentation(ShownInPlace):
             return None
         with torch.no_grad():
             kinds = {(parameter.dtype, parameter.device) for parameter in self.sharded}
-            # One that alone has another dtype or device was replaced: it is copied into the shard as it is.
+            # With mixed dtypes or devices, some parameters were replaced: they are copied into the old kind.
             like = self.sharded[0] if len(kinds) == 1 else self.shard
             self.shard = torch.zeros(self._layout.shard_numel, dtype=like.dtype, device=like.device)
             for segment, parameter in zip(self._layout.segments, self.sharded, strict=True):

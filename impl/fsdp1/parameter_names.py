@@ -1,7 +1,7 @@
-"""The names that a unit's parameters have in state dicts: those of the plain model.
+"""The names of a unit's parameters in state dicts, equal to those of the unwrapped model.
 
-Wrapping puts parts into the names of modules (the FSDP wrapper, and activation checkpointing's); state dicts
-do not show them. A tied parameter has several names, of which the first is its own.
+Wrappers (FSDP's and activation checkpointing's) insert parts into the names of modules. State dicts omit
+these parts. A tied parameter has several names; the first is its main name.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from .original_params import OriginalPresentation
 
 
 def plain_text(text: str) -> str:
-    """Return a message with plain names in it."""
+    """Return a message with the inserted parts removed from its names."""
     for part in INSERTED:
         text = text.replace(f"{part}.", "")
     return text
@@ -28,9 +28,9 @@ class NamedUnit:
     """A unit of a model with the names of its parameters in that model.
 
     Attributes:
-        wrapper: the module it belongs to.
-        prefix: the wrapper's own name in the model with a dot at its end, or nothing.
-        names: of each parameter, all of its names.
+        wrapper: the wrapper of the unit.
+        prefix: the FQN of the wrapper with a trailing dot, or an empty string for the root.
+        names: for each parameter, all of its names.
     """
 
     unit: Unit
@@ -40,12 +40,12 @@ class NamedUnit:
 
     @property
     def title(self) -> str:
-        """Return what to call the unit in messages."""
+        """Return the name of the unit in messages."""
         return f"unit '{plain_name(self.prefix).rstrip('.') or 'root'}'"
 
     @property
     def is_flat(self) -> bool:
-        """Return whether an optimizer sees one flat parameter, not the originals."""
+        """Return whether an optimizer sees one flat parameter instead of the original ones."""
         return isinstance(self.unit.presentation, FlatPresentation)
 
     @property
@@ -55,7 +55,7 @@ class NamedUnit:
 
 
 def named_unit(unit: Unit, wrapper: nn.Module, prefix: str) -> NamedUnit:
-    """Return ``unit`` of ``wrapper``, whose own name is ``prefix``."""
+    """Return the ``NamedUnit`` of a ``unit`` of ``wrapper``, which has the name ``prefix``."""
     modules: dict[nn.Module, list[str]] = {}
     for name, module in wrapper.named_modules(remove_duplicate=False):
         modules.setdefault(module, []).append(prefix + (plain_name(f"{name}.") if name else ""))
@@ -67,9 +67,9 @@ def named_unit(unit: Unit, wrapper: nn.Module, prefix: str) -> NamedUnit:
 
 
 def named_units(model: nn.Module) -> list[NamedUnit]:
-    """Return all units of ``FullyShardedDataParallel`` below ``model`` with their names, in order.
+    """Return all units of ``FullyShardedDataParallel`` in ``model`` with their names, in order.
 
-    Those of ``fully_shard`` are left out: their ``DTensor``s need no help.
+    Units of ``fully_shard`` are left out, because their ``DTensor``s need no conversion.
     """
     found: list[NamedUnit] = []
     for stage, name in stages_in(model):

@@ -1,4 +1,4 @@
-"""Which ranks share a copy and which hold replicas, for the FSDP1 front end's arguments."""
+"""The shard and replicate groups for the arguments of the FSDP1 front end."""
 
 from collections.abc import MutableMapping
 from typing import Any, cast
@@ -15,10 +15,10 @@ from .settings import ShardingStrategy
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
-# What a wrapper is given: one group, or for hybrid strategies a pair (shard, replicate).
+# The ``process_group`` argument: one group, or a pair (shard, replicate) for hybrid strategies.
 Given = ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None
 
-# Groups made for hybrid sharding without explicit ones: all units of a process group share them.
+# Groups made for hybrid sharding without explicit groups. All units of a process group share them.
 _node_groups: MutableMapping[ProcessGroup, dict[int, tuple[ProcessGroup, ProcessGroup]]] = WeakKeyDictionary()
 
 
@@ -28,10 +28,10 @@ def given_or_by_node(
     """Return ``process_group``, or for a hybrid strategy without groups a pair by node, for all units.
 
     Args:
-        by_policy: whether one call wraps the whole model, so that its units share what is made here.
+        by_policy: whether one call wraps the whole model, so that its units share the new groups.
 
     Raises:
-        ValueError: both ways of naming the groups, or none where modules are wrapped by hand.
+        ValueError: both ``process_group`` and ``mesh``, or a hybrid strategy with neither and no policy.
         RuntimeError: no process group was initialised.
     """
     if not dist.is_initialized():
@@ -48,7 +48,7 @@ def given_or_by_node(
 def groups_of_strategy(
     strategy: ShardingStrategy, process_group: Given, mesh: DeviceMesh | None
 ) -> comm.UnitGroups:
-    """Return the groups of one unit. Raises ``ValueError`` for groups that do not fit the strategy."""
+    """Return the groups of one unit. Raises ``ValueError`` if the groups do not fit the strategy."""
     if strategy in HYBRID:
         return _hybrid(strategy, process_group, mesh)
     if process_group is not None and not isinstance(process_group, ProcessGroup):
@@ -62,7 +62,7 @@ def groups_of_strategy(
 
 
 def group_of(process_group: Given, mesh: DeviceMesh | None) -> ProcessGroup:
-    """Return the ranks that share one copy; those that hold the replicas where nothing is sharded."""
+    """Return the shard group, or the replicate group for ``NO_SHARD``."""
     if mesh is not None:
         return mesh.get_group(mesh.ndim - 1)
     group: Any = process_group[0] if isinstance(process_group, tuple) else process_group
@@ -70,7 +70,7 @@ def group_of(process_group: Given, mesh: DeviceMesh | None) -> ProcessGroup:
 
 
 def check_broadcast(groups: comm.UnitGroups, device: torch.device) -> None:
-    """Raise ``ValueError`` unless the groups can send the tensors of a module on ``device``."""
+    """Raise ``ValueError`` unless the groups can broadcast tensors on ``device``."""
     for group in (groups.shard, groups.replicate):
         types = [each.type for each in group._device_types] if group is not None else [device.type]
         if device.type not in types:
@@ -88,7 +88,7 @@ def _hybrid(strategy: ShardingStrategy, pair: Any, mesh: DeviceMesh | None) -> c
 
 
 def _groups_by_node() -> tuple[ProcessGroup, ProcessGroup]:
-    """Return groups that shard inside a node and replicate across, as torch's by default."""
+    """Return groups that shard inside a node and replicate across nodes, torch's default."""
     world: Any = dist.group.WORLD
     per_node = max(1, torch.accelerator.device_count())
     size = world.size()
@@ -96,7 +96,7 @@ def _groups_by_node() -> tuple[ProcessGroup, ProcessGroup]:
         raise ValueError(error_text("process_groups.groups_by_node", size, per_node))
     made = _node_groups.setdefault(world, {})
     if per_node not in made:
-        # Collective over all ranks, so once for a group: units that are wrapped later find them.
+        # Collective over all ranks, so they are made once and cached for units that are wrapped later.
         shard, _ = dist.new_subgroups(per_node)
         replicate, _ = dist.new_subgroups_by_enumeration(
             [list(range(start, size, per_node)) for start in range(per_node)]

@@ -1,6 +1,6 @@
-"""The settings of ``FullyShardedDataParallel``: torch's, and frozen dataclasses that refuse wrong values.
+"""The settings of ``FullyShardedDataParallel``: torch's enums, and dataclasses that validate their values.
 
-Names and fields that torch has too mean what torch means by them.
+Names and fields that also exist in torch have the same meaning as there.
 """
 
 from collections.abc import Sequence
@@ -32,15 +32,15 @@ class MixedPrecision:
     """Dtypes of the ``FullyShardedDataParallel`` front end.
 
     Attributes:
-        param_dtype: dtype of all-gather and computation; ``None`` keeps the parameters' own.
-        reduce_dtype: dtype of gradient reduction; ``None`` takes the dtype of computation.
-        buffer_dtype: floating point buffers are held in it; ``None`` leaves them.
-        keep_low_precision_grads: leave reduced gradients in ``param_dtype`` (replicas: in
-            ``reduce_dtype``), for optimizers that take them so.
+        param_dtype: dtype of all-gather and computation; ``None`` keeps the parameters' dtype.
+        reduce_dtype: dtype of gradient reduction; ``None`` means the dtype of computation.
+        buffer_dtype: dtype of floating point buffers; ``None`` does not cast them.
+        keep_low_precision_grads: keep reduced gradients in ``param_dtype`` (without sharding, in
+            ``reduce_dtype``), for optimizers that accept this.
         cast_forward_inputs: every wrapped module casts its floating point inputs to ``param_dtype``.
-        cast_root_forward_inputs: the outermost one does.
-        _module_classes_to_ignore: with an ``auto_wrap_policy``, modules that stay in full precision: each is
-            wrapped by itself without mixed precision.
+        cast_root_forward_inputs: the outermost wrapped module casts its inputs in this way.
+        _module_classes_to_ignore: classes of modules that stay in full precision: with an
+            ``auto_wrap_policy``, each module is wrapped separately without mixed precision.
     """
 
     param_dtype: torch.dtype | None = None
@@ -55,12 +55,12 @@ class MixedPrecision:
         check_floating(self, "param_dtype", "reduce_dtype", "buffer_dtype")
 
 
-# -- Which kind of state dict a ``FullyShardedDataParallel`` saves and loads, and how.
+# -- the kinds of state dicts and their settings -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class StateDictConfig:
-    """The settings of any kind of a model's state dict.
+    """Settings shared by all kinds of model state dicts.
 
     Attributes:
         offload_to_cpu: move the values to the CPU.
@@ -75,7 +75,7 @@ class FullStateDictConfig(StateDictConfig):
 
     Attributes:
         rank0_only: only rank 0 of the wrapper's ``process_group`` (hybrid: of each shard group) gets the
-            values; the others' dict has none of them.
+            values; on other ranks the dict has none of them.
     """
 
     rank0_only: bool = False
@@ -91,8 +91,8 @@ class ShardedStateDictConfig(StateDictConfig):
     """The settings of ``SHARDED_STATE_DICT``.
 
     Attributes:
-        _use_dtensor: values are ``DTensor`` instead of ``ShardedTensor``; follows from wrapping with a
-            ``device_mesh`` and need not be given.
+        _use_dtensor: values are ``DTensor`` instead of ``ShardedTensor``. Set automatically if the model was
+            wrapped with a ``device_mesh``.
     """
 
     _use_dtensor: bool = False
@@ -100,7 +100,7 @@ class ShardedStateDictConfig(StateDictConfig):
 
 @dataclass(frozen=True)
 class OptimStateDictConfig:
-    """The settings of any kind of an optimizer's state dict.
+    """Settings shared by all kinds of optimizer state dicts.
 
     Attributes:
         offload_to_cpu: move the values to the CPU.
@@ -114,7 +114,7 @@ class FullOptimStateDictConfig(OptimStateDictConfig):
     """The settings of ``FULL_STATE_DICT``.
 
     Attributes:
-        rank0_only: saving, only rank 0 gets a dict; loading, only rank 0 has one.
+        rank0_only: only rank 0 gets a dict when saving, and only rank 0 has one when loading.
     """
 
     rank0_only: bool = False
@@ -122,7 +122,7 @@ class FullOptimStateDictConfig(OptimStateDictConfig):
 
 @dataclass(frozen=True)
 class LocalOptimStateDictConfig(OptimStateDictConfig):
-    """The settings of ``LOCAL_STATE_DICT``; as in torch the optimizer's values are then sharded ones."""
+    """The settings of ``LOCAL_STATE_DICT``. As in torch, optimizer state has sharded values then."""
 
     offload_to_cpu: bool = False
 
@@ -143,7 +143,7 @@ _CONFIGS: dict[StateDictType, tuple[type[StateDictConfig], type[OptimStateDictCo
 
 @dataclass(frozen=True)
 class StateDictSettings:
-    """A kind with its two configs."""
+    """A kind of state dict with its model and optimizer configs."""
 
     state_dict_type: StateDictType
     state_dict_config: StateDictConfig
@@ -151,11 +151,11 @@ class StateDictSettings:
 
     @classmethod
     def decide(cls, kind: Any, config: Any = None, optim_config: Any = None) -> "StateDictSettings":
-        """Return the settings of a kind; a config that is ``None`` gets the defaults of the kind.
+        """Return the settings of ``kind``; a config of ``None`` means the defaults of that kind.
 
         Raises:
-            RuntimeError: a config of another kind.
-            ValueError: no kind at all.
+            RuntimeError: a config belongs to another kind.
+            ValueError: ``kind`` is not a ``StateDictType``.
         """
         found = by_name(StateDictType, kind)
         model_kind, optim_kind = _CONFIGS[found]
@@ -166,7 +166,7 @@ class StateDictSettings:
         )
 
     def with_mesh(self, has_mesh: bool) -> "StateDictSettings":
-        """Return the settings as they hold for a wrapper with or without a ``device_mesh``.
+        """Return the settings adapted to a wrapper with or without a ``device_mesh``.
 
         Raises:
             RuntimeError: ``DTensor`` values without a mesh, or local shards with one.

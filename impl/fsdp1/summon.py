@@ -1,7 +1,7 @@
-"""Whole parameters in a ``FullyShardedDataParallel`` for a while: ``summon_full_params``, full state dicts.
+"""Temporarily unsharded parameters of ``FullyShardedDataParallel``: ``summon_full_params``, full state dicts.
 
-One unit at a time is gathered in full precision into memory of its own, shown instead of the sharded
-parameters, and afterwards written back (this rank's part of it) and dropped.
+Each unit is gathered in full precision into new memory and shown instead of the sharded parameters. After
+that, this rank's part is written back and the memory is freed.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from .original_params import OriginalPresentation
 
 
 class ShownUnit:
-    """One unit whose parameters are shown whole, between ``show`` and ``hide``.
+    """One unit whose full parameters are shown between ``show`` and ``hide``.
 
     Args:
-        keep: whether this rank gets the values; others take part in the gather only.
-        offload: whether the values are moved to the CPU.
+        keep: whether this rank keeps the values; otherwise it only takes part in the gather.
+        offload: whether to move the values to the CPU.
     """
 
     def __init__(self, unit: Unit, *, keep: bool = True, offload: bool = False) -> None:
@@ -38,7 +38,7 @@ class ShownUnit:
 
     @torch.no_grad()
     def show(self, with_grads: bool = False) -> None:
-        """Gather and show; a collective over the unit's shard group."""
+        """Gather and show the full parameters. Collective over the unit's shard group."""
         unit = self._unit
         unit.reshard_by_hand()
         unit.take_up_changes()
@@ -49,11 +49,11 @@ class ShownUnit:
             self.show_values(values, gradients)
 
     def _gather_gradients(self) -> list[torch.Tensor | None]:
-        """Return whole gradients, ``None`` where no rank has one."""
+        """Return full gradients, ``None`` for parameters without a gradient on any rank."""
         unit = self._unit
         given = torch.tensor(self._presentation.which_gradients(), dtype=torch.int32, device=unit.device)
         if unit.groups.shard is not None:
-            # A rank may hold no element of a parameter whose gradient others have: all gather, or none.
+            # A rank may hold no elements of a parameter that has a gradient on others: all gather, or none.
             dist.all_reduce(given, dist.ReduceOp.MAX, unit.groups.shard)
         which = [bool(each) for each in given.tolist()]
         if not any(which):
@@ -65,7 +65,7 @@ class ShownUnit:
     def show_values(
         self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None = None
     ) -> None:
-        """Show tensors of the whole parameters' shapes, wherever they come from; no communication."""
+        """Show given tensors in the shapes of the full parameters, without communication."""
         self._unit.reshard_by_hand()
         self._shown = self._presentation.show_full(values, gradients)
 
@@ -74,15 +74,15 @@ class ShownUnit:
         if not self._keep:
             return []
         if gathered is shard:
-            gathered = shard.clone()  # nothing was gathered: what is shown must not be the shard itself
+            gathered = shard.clone()  # not sharded: the shown values must not share memory with the shard
         if self._offload:
             gathered = gathered.cpu()
         return split_full(self._unit, gathered)
 
     @torch.no_grad()
     def hide(self, writeback: bool) -> None:
-        """Show the sharded parameters again, after storing this rank's part of the values (and of gradients
-        that are shown) if ``writeback``."""
+        """Show the sharded parameters again. If ``writeback``, first store this rank's part of the values
+        (and of shown gradients)."""
         if not self._shown:
             return
         values: Any = self._shown
@@ -96,9 +96,9 @@ class ShownUnit:
 
 @torch.no_grad()
 def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
-    """Return all ranks' ``shard`` (1-D, equal sizes) one after another; the shard itself if not sharded.
+    """All-gather the ``shard`` (1-D, equal sizes) of all ranks; return the shard itself if not sharded.
 
-    A collective over the unit's shard group: every rank has to call it.
+    Collective over the unit's shard group.
     """
     group = unit.groups.shard
     if group is None:
@@ -109,7 +109,7 @@ def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
 
 
 def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
-    """Return each parameter's whole values out of what ``gather_flat`` returned; views where possible."""
+    """Split the output of ``gather_flat`` into full parameters; views if possible."""
     layout = unit.layout
     if not layout.rank_major:
         if unit.groups.shard is None:

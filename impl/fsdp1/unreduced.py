@@ -1,9 +1,9 @@
 """Gradients that ``no_sync()`` keeps unsharded, shown in ``.grad`` of the sharded parameters, as in torch.
 
-They live where autograd accumulates them, at the unsharded parameters, in the dtype of computation; what is
-shown between two backward passes is the same memory. So what the user does to ``.grad`` is done to
-them: ``zero_grad()`` drops them, scaling scales them. Gradients that were reduced before are put aside
-meanwhile; where nothing is sharded they are added, as the average over ranks of what is equal is the same::
+Autograd accumulates them at the unsharded parameters, in the compute dtype. Between two backward passes
+``.grad`` of the sharded parameters shows the same memory. So changes to ``.grad`` apply to them:
+``zero_grad()`` drops them, scaling scales them. Gradients that were reduced earlier are set aside. Without
+sharding they are added instead, because averaging equal gradients over ranks does not change them::
 
     backward            .grad: reduced
     no_sync: backward   .grad: unsharded, of this rank     aside: reduced
@@ -19,9 +19,9 @@ from ..shared.layout import UnitLayout
 
 
 def assign_gradient(parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
-    """Let ``parameter`` show ``gradient``, also one of another shape, dtype or device.
+    """Set ``parameter.grad``, even if ``gradient`` has another shape, dtype or device.
 
-    Such a one is let in only as new data of a gradient that fits.
+    torch rejects such a gradient, so it is set as new ``.data`` of a matching gradient.
     """
     parameter.grad = None
     if gradient is None or _alike(gradient, parameter):
@@ -36,7 +36,7 @@ class _Shown:
     """One sharded parameter whose ``.grad`` shows an unsharded gradient.
 
     Args:
-        whole: nothing is sharded, so that what was reduced before can be added.
+        whole: nothing is sharded, so the earlier reduced gradient can be added.
     """
 
     def __init__(self, parameter: nn.Parameter, value: torch.Tensor, whole: bool) -> None:
@@ -48,10 +48,10 @@ class _Shown:
         assign_gradient(parameter, value.detach())
 
     def take_back(self, parameter: nn.Parameter) -> bool:
-        """Return whether the gradient is still wanted; it then has what the user made of it."""
+        """Apply the user's changes and restore the reduced gradient. Return False if the user dropped it."""
         now = parameter.grad
         if now is None or now.shape != self.value.shape:
-            return False  # dropped, or a gradient of the sharded parameter, given by the user
+            return False  # the user dropped it, or set a gradient of the sharded shape
         if now.data_ptr() != self.value.data_ptr():
             self.value.copy_(now)
         parameter.grad = self.reduced
@@ -62,7 +62,7 @@ class _Unreduced:
     shown = False
 
     def check_hidden(self) -> None:
-        """Raise AssertionError where sharded gradients are needed and others are shown."""
+        """Raise AssertionError if ``.grad`` shows unsharded gradients, when sharded ones are needed."""
         if self.shown:
             raise AssertionError(error_text("unreduced.check_hidden"))
 
@@ -72,10 +72,10 @@ class _Unreduced:
 
 
 class UnreducedOriginals(_Unreduced):
-    """For original parameters: each shows its own gradient.
+    """Unreduced gradients with original parameters: each parameter shows its own gradient.
 
     Args:
-        sharded: the parameters, a list that their owner may change.
+        sharded: the parameters. The owner of the list may change it.
     """
 
     def __init__(self, layout: UnitLayout, sharded: list[nn.Parameter]) -> None:
@@ -99,7 +99,7 @@ class UnreducedOriginals(_Unreduced):
 
 
 class UnreducedFlat(_Unreduced):
-    """For a flat parameter: one gradient of all originals, with zeros for those without."""
+    """Unreduced gradients with a flat parameter: one flat gradient, with zeros for missing ones."""
 
     def __init__(self, layout: UnitLayout, flat_param: nn.Parameter) -> None:
         self._layout = layout
@@ -116,7 +116,7 @@ class UnreducedFlat(_Unreduced):
             segment = self._layout.segments[index]
             part = segment.in_full(flat)
             part.copy_(value)
-            unit.unsharded[index].grad = part  # what follows is accumulated here
+            unit.unsharded[index].grad = part  # autograd accumulates here from now on
         self._whole = _Shown(self._flat_param, flat, self._layout.world_size == 1)
         self.shown = True
 
@@ -134,7 +134,7 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _unsharded_gradients(unit: HoldsGradients) -> dict[int, torch.Tensor]:
-    """Return what backward left unreduced, by the parameters' indices; nothing of others than plain ones."""
+    """Return unreduced gradients by parameter index; none if the unit has non-plain parameters."""
     if not unit.plain:
         return {}
     return {index: p.grad for index, p in enumerate(unit.unsharded) if p.grad is not None}

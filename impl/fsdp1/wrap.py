@@ -1,8 +1,8 @@
-"""Which modules become units: the wrap policies, and the walk that asks them.
+"""Wrap policies, which choose the modules that become units, and the traversal that applies them.
 
-A policy is either a function ``policy(module, recurse, nonwrapped_numel) -> bool``, asked twice for each
-module (shall I look inside? shall I wrap what is left?), or an object with ``select(root, ignored)`` that
-answers for the whole tree at the same time. The walk only *selects*; each front end wraps in its own way.
+A policy is either a function ``policy(module, recurse, nonwrapped_numel) -> bool``, called twice for each
+module (whether to recurse, and whether to wrap the module), or an object with ``select(root, ignored)`` for
+the whole tree. The traversal only *selects* modules; each front end wraps them itself.
 """
 
 import copy
@@ -16,22 +16,22 @@ from torch import nn
 
 from ..shared import error_text
 
-# Modules to wrap, inner ones before outer ones, with keyword arguments of their own for the wrapper.
+# Modules to wrap, inner ones before outer ones, each with keyword arguments for its wrapper.
 Selection = dict[nn.Module, dict[str, Any]]
 
 PolicyFunction = Callable[..., bool]
 
 
 class ModulePolicy(ABC):
-    """A policy that answers for a whole tree."""
+    """A policy that selects modules of a whole tree."""
 
     @abstractmethod
     def select(self, root: nn.Module, ignored: set[nn.Module]) -> Selection:
-        """Return the modules below ``root`` (perhaps with itself) that shall be units."""
+        """Return the modules in ``root``, possibly including it, that become units."""
 
 
 class ModuleWrapPolicy(ModulePolicy):
-    """Every module of the given classes.
+    """Select every module of the given classes.
 
     Raises:
         ValueError: no classes, or something that is not a class.
@@ -44,12 +44,12 @@ class ModuleWrapPolicy(ModulePolicy):
         return {m: {} for m in _post_order(root, ignored) if isinstance(m, self.module_classes)}
 
     def __call__(self, module: nn.Module, recurse: bool, *args: Any, **kwargs: Any) -> bool:
-        """Return the same as a function, so that it can be combined with others."""
+        """Apply the policy as a function, so that it can be combined with other policies."""
         return recurse or isinstance(module, self.module_classes)
 
 
 class CustomPolicy(ModulePolicy):
-    """Take what ``lambda_fn(module)`` says: ``True``, ``False``, or arguments of this module's wrapper."""
+    """Select by ``lambda_fn(module)``: ``True``, ``False``, or arguments for this module's wrapper."""
 
     def __init__(self, lambda_fn: Callable[[nn.Module], bool | dict[str, Any]]) -> None:
         self._lambda_fn = lambda_fn
@@ -66,7 +66,7 @@ class CustomPolicy(ModulePolicy):
 
 
 class EveryKthPolicy(ModulePolicy):
-    """The first of each ``k`` modules of the given classes, in the tree's order; the others stay outside."""
+    """Select the first of each ``k`` modules of the given classes, in the order of the tree."""
 
     def __init__(self, module_classes: Iterable[type[nn.Module]], k: int) -> None:
         self.module_classes = _classes(module_classes, "EveryKthPolicy")
@@ -83,25 +83,25 @@ class EveryKthPolicy(ModulePolicy):
 
 
 def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
-    """Return true: every module is a unit."""
+    """Return True, so that every module is a unit."""
     return True
 
 
 def lambda_auto_wrap_policy(
     module: nn.Module, recurse: bool, nonwrapped_numel: int, lambda_fn: Callable[[nn.Module], bool]
 ) -> bool:
-    """Return whether to look inside, or whether ``lambda_fn`` is true for ``module``."""
+    """Return True to recurse; otherwise return ``lambda_fn(module)``."""
     return recurse or lambda_fn(module)
 
 
 def transformer_auto_wrap_policy(
     module: nn.Module, recurse: bool, nonwrapped_numel: int, transformer_layer_cls: set[type[nn.Module]]
 ) -> bool:
-    """Return whether ``module`` is of the ``transformer_layer_cls``."""
+    """Return True to recurse; otherwise return whether ``module`` is one of ``transformer_layer_cls``."""
     return recurse or isinstance(module, tuple(transformer_layer_cls))
 
 
-# Modules that use their children's parameters without calling them, and so must not be taken apart.
+# Modules that use their children's parameters without calling the children, so they must not be split.
 SIZE_FORCED_LEAVES: frozenset[type[nn.Module]] = frozenset({nn.MultiheadAttention})
 
 # Containers without a forward.
@@ -116,7 +116,7 @@ def size_based_auto_wrap_policy(
     force_leaf_modules: set[type[nn.Module]] | None = None,
     exclude_wrap_modules: set[type[nn.Module]] | None = None,
 ) -> bool:
-    """Return modules with at least ``min_num_params`` parameters that no unit inside took."""
+    """Return whether at least ``min_num_params`` elements of ``module`` belong to no unit inside."""
     leaves = SIZE_FORCED_LEAVES if force_leaf_modules is None else force_leaf_modules
     excluded = SIZE_EXCLUDED if exclude_wrap_modules is None else exclude_wrap_modules
     large = nonwrapped_numel >= min_num_params
@@ -126,15 +126,15 @@ def size_based_auto_wrap_policy(
 
 
 def size_policy(min_num_params: int) -> PolicyFunction:
-    """Return ``size_based_auto_wrap_policy`` with its size filled in."""
+    """Return ``size_based_auto_wrap_policy`` with ``min_num_params`` set."""
     return functools.partial(size_based_auto_wrap_policy, min_num_params=min_num_params)
 
 
-# -- the walk ------------------------------------------------------------------------------------------------
+# -- the traversal -------------------------------------------------------------------------------------------
 
 
 def places_of(selection: Selection, root: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
-    """Return where each selected module stands below ``root``: its parents, and its name in each."""
+    """Return the parents of each selected module below ``root``, with its name in each."""
     places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for parent in root.modules():
         for name, child in parent._modules.items():
@@ -146,9 +146,9 @@ def places_of(selection: Selection, root: nn.Module) -> dict[nn.Module, list[tup
 def select_modules(
     root: nn.Module, policy: ModulePolicy | PolicyFunction, ignored: set[nn.Module] | None = None
 ) -> Selection:
-    """Return the modules inside ``root``, without itself, that ``policy`` wants as units; inner ones first.
+    """Return the modules inside ``root``, excluding it, that ``policy`` selects as units, inner ones first.
 
-    With it, ``fully_shard`` takes the same policies as the wrapper: shard what is returned, then the root.
+    This allows the same policies with ``fully_shard``: shard the returned modules, then the root.
     """
     ignored = ignored or set()
     if isinstance(policy, ModulePolicy):
@@ -169,7 +169,7 @@ def add_classes(
     ignored: set[nn.Module],
     arguments: dict[str, Any],
 ) -> Selection:
-    """Return ``selection`` with all modules of ``kinds`` inside ``root``; with ``arguments``."""
+    """Return ``selection`` plus all modules of ``kinds`` inside ``root`` with ``arguments``."""
     merged: Selection = {}
     for module in _post_order(root, ignored):
         if isinstance(module, kinds) and module is not root:
@@ -188,7 +188,7 @@ def _ask(
     is_root: bool,
     seen: set[nn.Module],
 ) -> int:
-    """Ask about ``module`` and what is inside; returns how many parameters inside it belong to units now."""
+    """Apply ``policy`` to ``module`` and its descendants. Return how many of its elements units own now."""
     seen.add(module)
     numel = sum(parameter.numel() for parameter in module.parameters())
     if not policy(module=module, recurse=True, nonwrapped_numel=numel):
@@ -228,7 +228,7 @@ _wrapping: list[tuple[type[nn.Module], dict[str, Any]]] = []
 
 @contextmanager
 def enable_wrap(*, wrapper_cls: type[nn.Module], **wrapper_kwargs: Any) -> Iterator[None]:
-    """Inside, ``wrap(module)`` wraps with ``wrapper_cls`` and these arguments; outside it does nothing."""
+    """Make ``wrap(module)`` wrap with ``wrapper_cls`` and these arguments inside this context."""
     _wrapping.append((wrapper_cls, copy.copy(wrapper_kwargs)))
     try:
         yield
@@ -237,7 +237,7 @@ def enable_wrap(*, wrapper_cls: type[nn.Module], **wrapper_kwargs: Any) -> Itera
 
 
 def wrap(module: nn.Module, **wrap_overrides: Any) -> nn.Module:
-    """Wrap ``module`` as the innermost ``enable_wrap`` says."""
+    """Wrap ``module`` with the arguments of the innermost ``enable_wrap``; a no-op outside of one."""
     if not _wrapping:
         return module
     wrapper_cls, kwargs = _wrapping[-1]

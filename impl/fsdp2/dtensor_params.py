@@ -1,7 +1,7 @@
-"""How fully_shard shows a unit: each parameter stays in its module, while sharded a ``DTensor`` of its rows.
+"""The presentation of ``fully_shard``: each parameter stays in its module, sharded as a ``DTensor``.
 
-The local tensors of all of a unit's ``DTensor`` parameters are views of the unit's one flat shard, and those
-of their gradients are views of what the reduce-scatter returned.
+The local tensors of a unit's ``DTensor`` parameters are views of the unit's flat shard. The local tensors of
+their gradients are views of the reduce-scatter output.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.torch_internals import DisableTorchFunction, foreach_add_
 
-# Methods of tensors that say themselves what is gathered (``extended.py``).
+# Methods of tensors with all-gather extensions (``extended.py``).
 PRE_ALL_GATHER, POST_ALL_GATHER = "fsdp_pre_all_gather", "fsdp_post_all_gather"
 _GRADS = repeat("grad")
 _TITLE = "fully_shard"
 
 
 class DTensorPresentation(ShownInPlace):
-    """Shows ``DTensor`` parameters when sharded and plain ones when not.
+    """Shows ``DTensor`` parameters when sharded and plain ones when unsharded.
 
     Args:
-        plans: how each parameter is sharded, in the order of the layout.
-        originals: the parameters as they were; their values are copied into the shard.
+        plans: how each parameter is sharded, in layout order.
+        originals: the original parameters. Their values are copied into the shard.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class DTensorPresentation(ShownInPlace):
     # -- Presentation ----------------------------------------------------------------------------------------
 
     unreduced: Unreduced | None = None
-    # Whether the parameters say themselves what is gathered (``extended.py``).
+    # Whether the parameters have all-gather extensions (``extended.py``).
     extended = False
 
-    # Whether one of several modules wrapped as one was converted (``.to``), and the others were not yet.
+    # Whether only some of several modules wrapped as one have been converted (``.to``) yet.
     half_converted = False
 
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
-        """Count writes: freezing is followed where the parameters are shown, new data by ``readopt``."""
+        """Count writes. ``show_unsharded`` handles freezing and ``readopt`` new data."""
         if self.half_converted:
-            self.readopt()  # which says what is wrong
-        for registry, shown in self._show_sharded:  # ``is_shown``, without a call
+            self.readopt()  # raises the error
+        for registry, shown in self._show_sharded:  # ``is_shown``, inlined
             if not all(map(is_, map(registry.get, shown), shown.values())):
                 known = zip(self._parameters, self._shown_now(), self.sharded, strict=True)
                 _refuse_replaced(next((each.fqn for each, now, own in known if now is not own), "(tied)"))
@@ -112,15 +112,15 @@ class DTensorPresentation(ShownInPlace):
         sharded, specs = self.sharded, self._specs
         old: list[torch.Tensor] = []
         new: list[torch.Tensor] = []
-        with DisableTorchFunction():  # attributes of parameters, which are no plain tensors
+        with DisableTorchFunction():  # reads attributes of tensor subclasses
             if len(which) == len(sharded) and all(map(TRAINS, sharded)) and not any_gradient(sharded):
                 any(map(setattr, sharded, _GRADS, map(new_dtensor, gradients, specs)))
-                gradients = ()  # nothing is left for below
+                gradients = ()  # skip the loop below
             for index, gradient in zip(which, gradients, strict=False):
                 parameter = sharded[index]
                 grad: Any = parameter.grad
                 if self._trained[index] and not parameter.requires_grad:
-                    continue  # frozen since its forward; one that was before, was thawed while gathered
+                    continue  # frozen since forward; if frozen before, it was unfrozen while unsharded
                 if grad is None:
                     parameter.grad = new_dtensor(gradient, specs[index])
                 else:
@@ -130,10 +130,10 @@ class DTensorPresentation(ShownInPlace):
             foreach_add_(old, new)
         gradients_arrived(sharded, which)
 
-    # -- changes from outside --------------------------------------------------------------------------------
+    # -- changes by the user ---------------------------------------------------------------------------------
 
     def uniform(self) -> bool:
-        """Return whether what the modules show now is of one dtype on one device."""
+        """Return whether the parameters in the modules have the same dtype and device."""
         return len({(now.device, now.dtype) for now in self._shown_now() if now is not None}) == 1
 
     def _shown_now(self) -> list[nn.Parameter | None]:
@@ -141,14 +141,14 @@ class DTensorPresentation(ShownInPlace):
         return [place.module._parameters.get(place.name) for place in places]
 
     def readopt(self) -> torch.Tensor | None:
-        """Take up what the modules now show: after ``to_empty``, ``.to`` or ``load_state_dict(assign=True)``.
+        """Adopt the modules' parameters after ``to_empty``, ``.to`` or ``load_state_dict(assign=True)``.
 
-        Returns a new flat shard if a parameter's memory is no longer a view of the old one, else ``None``.
+        Return a new flat shard if a parameter is no longer a view of the old one, else ``None``.
 
         Raises:
             ValueError: a parameter was replaced by something that is not a ``DTensor`` of the same layout.
-            AssertionError: they are of several dtypes now.
-            NotImplementedError: a tensor was given all-gather extensions after it was wrapped.
+            AssertionError: the parameters have different dtypes now.
+            NotImplementedError: a tensor got all-gather extensions after it was wrapped.
         """
         current = self._shown_now()
         for index, (parameter, now) in enumerate(zip(self._parameters, current, strict=True)):
@@ -173,12 +173,12 @@ class DTensorPresentation(ShownInPlace):
 
     @torch.no_grad()
     def _take_up(self) -> torch.Tensor | None:
-        """Move local tensors that are not views of the shard to a new one."""
+        """Copy the local tensors to a new shard, unless all are views of the old one."""
         locals_ = [parameter._local_tensor for parameter in self.sharded]  # type: ignore[attr-defined]
         if all(map(self._is_view_of_shard, locals_, self._layout.segments)):
             return None
         like = locals_[0]
-        # What was materialised on the device is left there, for the runtime to refuse it.
+        # Parameters materialised on the device stay there; the runtime raises an error for them.
         offload = self._offload if like.device == HOST else None
         self.shard = new_shard(self._layout.shard_numel, like.dtype, like.device, offload)
         for segment, sharded, local in zip(self._layout.segments, self.sharded, locals_, strict=True):
@@ -204,10 +204,10 @@ def _refuse_replaced(fqn: str) -> NoReturn:
 
 
 def _of_its_own(part: torch.Tensor) -> torch.Tensor:
-    """Return the memory of ``part`` as a tensor that starts its own storage, where the device knows how.
+    """Return ``part`` as a tensor with its own storage object over the same memory, if the device can.
 
-    A ``DTensor`` takes over where its local tensor starts in its storage, and torch cannot pickle or copy one
-    that does not start at 0; and what is saved of a tensor is its storage, here that of a whole unit.
+    A ``DTensor`` inherits the storage offset of its local tensor, and torch cannot pickle or copy one with an
+    offset other than 0. Also, saving a tensor saves its storage, which would be the whole unit's.
     """
     if part.numel() == 0:
         return torch.empty_like(part)
@@ -215,15 +215,15 @@ def _of_its_own(part: torch.Tensor) -> torch.Tensor:
         return part.data
     try:
         return torch.from_dlpack(part.detach())
-    except (BufferError, RuntimeError):  # a dtype that has no name there
+    except (BufferError, RuntimeError):  # a dtype that DLPack lacks
         return part.data
 
 
 def is_extended(local: torch.Tensor, fqn: str) -> bool:
-    """Return whether ``local`` brings its own way of being gathered.
+    """Return whether ``local`` has all-gather extensions.
 
     Raises:
-        AssertionError: it has one of the two methods only.
+        AssertionError: it has only one of the two methods.
     """
     pre, post = hasattr(local, PRE_ALL_GATHER), hasattr(local, POST_ALL_GATHER)
     if pre != post:

@@ -1,16 +1,16 @@
-"""Tensor subclasses that say what is gathered: ``fsdp_pre_all_gather`` and ``fsdp_post_all_gather``.
+"""All-gather extensions of tensor subclasses: ``fsdp_pre_all_gather`` and ``fsdp_post_all_gather``.
 
-A parameter whose local tensor has these two methods (torch's protocol, used for instance to gather in 8 bits)
-is not copied into a unit's flat shard. On every gather::
+A parameter whose local tensor has these two methods (torch's protocol, for example to gather in 8 bits) is
+not copied into a unit's flat shard. On every gather::
 
     sharded local tensor --pre--> inputs (any dtypes), metadata
                   inputs --all-gather--> outputs: all ranks' inputs one after another
        outputs, metadata --post--> the unsharded tensor, and the inner tensors that hold its memory
 
-The first post makes the unsharded tensor; every later one is called with ``out=`` and fills that one again.
+The first call of post makes the unsharded tensor; later calls pass ``out=`` and fill it again.
 
-Such parameters are units of their own. There is no flat shard: each sharded local tensor has memory of its
-own. What all parameters give is laid into one buffer, of their dtype or else of bytes, for one all-gather::
+Such parameters have separate units without a flat shard: each sharded local tensor has its own memory. The
+inputs of all parameters are copied into one buffer, in their common dtype or as bytes, for one all-gather::
 
     gathered   | rank 0: a.data  a.scale  b.data  b.scale | rank 1: ... |
     outputs    a.data of all ranks · a.scale of all ranks · b.data ...   one buffer each, freed with the unit
@@ -39,18 +39,18 @@ from .dtensor_params import POST_ALL_GATHER, PRE_ALL_GATHER, DTensorPresentation
 
 
 class ExtendedPresentation(DTensorPresentation):
-    """Shows ``DTensor``s whose local tensors are subclasses."""
+    """Shows ``DTensor``s whose local tensors have all-gather extensions."""
 
     extended = True
 
     def _cut(self, originals: Sequence[nn.Parameter]) -> torch.Tensor:
-        # Nothing, where a unit keeps its flat shard: it tells device and dtype.
+        # An empty tensor instead of the flat shard. It has the device and dtype.
         like = local_tensor(originals[0])
         return new_shard(0, like.dtype, like.device, self._offload)
 
     @torch.no_grad()
     def _make_sharded(self, plan: ParameterPlan, segment: Segment, original: nn.Parameter) -> nn.Parameter:
-        # Only operators that torch's own FSDP2 uses here: it is those that subclasses implement.
+        # Uses only the operators that torch's FSDP2 uses here, because subclasses implement those.
         layout, dim = self._layout, segment.dim
         local = local_tensor(original)
         chunks = torch.chunk(local, layout.world_size, dim)
@@ -81,16 +81,16 @@ class ExtendedPresentation(DTensorPresentation):
 
 
 def padded_shape(segment: Segment, world_size: int) -> tuple[int, ...]:
-    """Return the shape of the largest part of a parameter; every rank pads its own to it."""
+    """Return the shape of the largest part of a parameter. Every rank pads its part to this shape."""
     largest = -(-segment.shape[segment.dim] // world_size)
     return (*segment.shape[: segment.dim], largest, *segment.shape[segment.dim + 1 :])
 
 
 @dataclass
 class Extension:
-    """The gather of one such parameter: its methods' arguments, and the results of the last call.
+    """The all-gather extension of one parameter: its methods' arguments, and the results of the last call.
 
-    ``padded`` is the shape that all ranks give alike; ``mesh`` the 1-D mesh that shards.
+    ``padded`` is the shape of an input on every rank; ``mesh`` is the 1-D shard mesh.
     """
 
     fqn: str
@@ -101,15 +101,15 @@ class Extension:
     stride: tuple[int, ...]
     module: nn.Module
     policy: Any
-    # The dtype of computation; given with the gather.
+    # The compute dtype, set by the gather.
     compute: torch.dtype | None = None
     metadata: Any = None
     shapes: list[torch.Size] = field(default_factory=list)
-    # Tensors whose memory the unsharded one lives in; they are freed and taken with the unit.
+    # Tensors that hold the memory of the unsharded one; freed and allocated with the unit.
     inner: Sequence[torch.Tensor] = ()
 
     def inputs(self, local: torch.Tensor) -> list[torch.Tensor]:
-        """Return what this rank gives to the all-gather, each 1-D and as large as on all other ranks."""
+        """Return this rank's inputs of the all-gather, each 1-D with the same size on all ranks."""
         method: Any = getattr(local, PRE_ALL_GATHER)
         count = len(inspect.signature(method).parameters)
         if count == 1:  # torch's first version of the protocol
@@ -127,7 +127,7 @@ class Extension:
     def _pad(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         if tensor.size() == self.padded:
             return tensor
-        if tensor.size() != local.size():  # refused on all ranks, since some would give less than others
+        if tensor.size() != local.size():  # all ranks raise, because the input sizes would differ
             raise AssertionError(
                 error_text(
                     "extended.pad",
@@ -145,13 +145,13 @@ class Extension:
         return padded
 
     def interleaves(self, index: int) -> bool:
-        """Return whether the ranks' inputs ``index`` are beside each other on another dim than the first."""
+        """Return whether the ranks' inputs ``index`` are concatenated on a dim other than 0."""
         return self.segment.dim > 0 and self.shapes[index] == self.padded
 
     def unshard(
         self, local: torch.Tensor, outputs: Sequence[torch.Tensor], unsharded: torch.Tensor | None
     ) -> torch.Tensor:
-        """Make the unsharded tensor of what was gathered (1-D each), or fill it again."""
+        """Make the unsharded tensor from the 1-D all-gather outputs, or fill it again."""
         whole = tuple(self._shape(index, output) for index, output in enumerate(outputs))
         method: Any = getattr(local, POST_ALL_GATHER)
         metadata, self.metadata = self.metadata, None
@@ -169,11 +169,11 @@ class Extension:
 
 
 class ByExtensions(Gather):
-    """The gather of parameters that say themselves what is gathered.
+    """The gather of parameters with all-gather extensions.
 
     Args:
         extensions: one for each parameter, in order.
-        presentation: has the sharded local tensors, which may be replaced by loaded ones.
+        presentation: holds the sharded local tensors, which loading may replace.
     """
 
     owns_memory = True
@@ -183,7 +183,7 @@ class ByExtensions(Gather):
         self, sharded: Sharded, extensions: Sequence[Extension], presentation: ExtendedPresentation
     ) -> None:
         super().__init__(sharded)
-        # One rank lays out its inputs where they are needed.
+        # A single rank copies its inputs in ``fill``.
         self.fetches = self._gathers = sharded.groups.shard is not None
         self._extensions = extensions
         self._presentation = presentation
@@ -196,7 +196,7 @@ class ByExtensions(Gather):
 
     @property
     def nbytes(self) -> int:
-        """Return bytes that gathering takes; known after the first time."""
+        """Return the bytes that gathering allocates; 0 before the first gather."""
         return sum(buffer.nbytes for buffers in self._outputs for buffer in buffers)
 
     def take_over(self, before: Gather) -> bool:
@@ -216,11 +216,11 @@ class ByExtensions(Gather):
             self.work = comm.all_gather(gathered, own, group, not streams.has_streams, self.sharded.custom)
             self.event = streams.all_gather.record()
             if self.sharded.offload is not None:
-                # ``_lay_out`` copied out of shards on the host, on this stream.
+                # ``_lay_out`` copied from shards on the host, on this stream.
                 context.host_reads[streams.all_gather] = self.event
 
     def _lay_out(self, context: Context) -> torch.Tensor:
-        """Copy this rank's inputs to their place in the buffer of the all-gather; returns the buffer."""
+        """Copy this rank's inputs to their place in the all-gather buffer and return the buffer."""
         inputs = [
             tensor
             for index, extension in enumerate(self._extensions)
@@ -250,7 +250,7 @@ class ByExtensions(Gather):
         return buffer.tensor
 
     def _make_outputs(self, inputs: list[torch.Tensor], context: Context) -> None:
-        """Make buffers for the outputs, at the first time; whoever computes allocates their memory later."""
+        """Make the output buffers at the first call. ``fill`` allocates their storage on compute."""
         if self._outputs:
             return
         rest, stream, device = iter(inputs), context.streams.compute, self.sharded.device
@@ -290,10 +290,10 @@ class ByExtensions(Gather):
             return tensor
 
         for extension in self._extensions:
-            # What pre_all_gather made on the stream of gathers is used here, and dropped.
+            # pre_all_gather made the metadata on the all-gather stream; compute uses and drops it.
             map_tensors(keep, extension.metadata)
         for index, parameter in enumerate(self._made):
-            self._unshard(index, parameter)  # into its own memory, which was taken back above
+            self._unshard(index, parameter)  # into its own memory, which was allocated again above
 
     def _copy_outputs(self, rows: torch.Tensor) -> None:
         targets: list[torch.Tensor] = []
@@ -301,7 +301,7 @@ class ByExtensions(Gather):
         columns = iter(rows.split(self._sizes, dim=1))
         for extension, buffers in zip(self._extensions, self._outputs, strict=True):
             for index, buffer in enumerate(buffers):
-                # The outputs are seen as bytes where the row is: a part of that may lie at any byte.
+                # View the outputs in the dtype of the row (bytes if mixed): a part may start at any byte.
                 whole, part = buffer.tensor.view(self.layout.world_size, -1).view(rows.dtype), next(columns)
                 if extension.interleaves(index):
                     pieces, size = extension.segment.blocks
@@ -312,7 +312,7 @@ class ByExtensions(Gather):
         foreach_copy_(targets, parts)
 
     def _unshard(self, index: int, unsharded: torch.Tensor | None) -> torch.Tensor:
-        # `.data`, so that the next gather's writes are none to autograd (see the head of `unit.py`).
+        # `.data`, so that autograd does not see the writes of later gathers (see `unit.py`).
         outputs = [buffer.tensor.data for buffer in self._outputs[index]]
         return self._extensions[index].unshard(self._presentation.local(index), outputs, unsharded)
 

@@ -1,4 +1,4 @@
-"""``FSDPModule``: the methods that a module has after ``fully_shard``."""
+"""``FSDPModule``: the methods that ``fully_shard`` adds to a module."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
@@ -23,7 +23,7 @@ from ..shared import error_text
 
 
 class UnshardHandle:
-    """The handle that ``unshard`` returns: ``wait`` makes computation wait for the parameters."""
+    """The handle that ``unshard`` returns. ``wait`` makes the compute stream wait for the parameters."""
 
     def __init__(self, *, hooks: ModuleHooks | None = None) -> None:
         self._hooks = hooks
@@ -36,15 +36,15 @@ class UnshardHandle:
                 runtime.schedule.await_stage(stage)
             stage.unsharded_by_hand = False
             if runtime.forward_root is None:
-                runtime.context.await_host_read()  # an optimizer may write there next
+                runtime.context.await_host_read()  # an optimizer may write to shards on the host next
             self._hooks = None
 
 
 class FSDPModule:
-    """Mixed into the class of a module by ``fully_shard``, first in its order of resolution."""
+    """A mixin that ``fully_shard`` adds to the class of a module, first in its MRO."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make an unwrapped one: containers build new ones of their own class when they are sliced."""
+        """Make an unwrapped module: slicing a container constructs a new one of the same class."""
         original = cls.__mro__[2]
         made = cast(Any, original).__new__(original, *args, **kwargs)
         made.__init__(*args, **kwargs)
@@ -55,12 +55,12 @@ class FSDPModule:
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gather this module's own parameters (not those of units inside).
 
-        Returns a handle to wait on if ``async_op``.
+        Return a handle to wait on if ``async_op``.
         """
         hooks = self._hooks()
         runtime, stage = hooks.runtime_by_hand, hooks.stage
         stage.unsharded_by_hand = True
-        runtime.context.let_gathers_wait()  # for the optimizer, above all
+        runtime.context.let_gathers_wait()  # the optimizer may have just written to shards
         with outside_transforms():
             runtime.schedule.gather(stage)
         handle = UnshardHandle(hooks=hooks)
@@ -78,11 +78,11 @@ class FSDPModule:
                 unit.reshard_by_hand()
 
     def reset_iter_state(self) -> None:
-        """Drop the iteration after an exception in forward or backward, so that another can start. Root
+        """Reset after an exception in forward or backward, so that another iteration can start. Root
         only.
 
-        As torch's it also drops what waited for a sum over replicas; gradients that were accumulated without
-        communication stay, unless the failed backward added to them.
+        Like torch's, it also drops partial sums that were not all-reduced. Gradients that were accumulated
+        without communication stay, unless the failed backward added to them.
         """
         hooks = self._hooks()
         if hooks.stage.in_tree and not hooks.stage.is_root:
@@ -94,7 +94,7 @@ class FSDPModule:
     # -- gradient reduction ----------------------------------------------------------------------------------
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Set whether the next backward ends the iteration; if not, the recorded order is kept."""
+        """Set whether the next backward ends the iteration. If not, the recorded order is kept."""
         self._hooks().runtime_by_hand.is_last_backward = is_last_backward
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
@@ -103,7 +103,7 @@ class FSDPModule:
             unit.gradients.synchronize = requires_gradient_sync
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Set whether backward sums over replicas, or accumulates reduce-scattered gradients."""
+        """Set whether backward all-reduces over replicas, or accumulates reduce-scattered gradients."""
         for unit in self._units(recurse):
             unit.gradients.all_reduce = requires_all_reduce
 
@@ -116,26 +116,26 @@ class FSDPModule:
 
     @deprecated("Use `set_gradient_divide_factor` instead")
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
-        """Do as ``set_gradient_divide_factor``, by its older name."""
+        """Call ``set_gradient_divide_factor``; this is its older name."""
         self.set_gradient_divide_factor(factor)
 
     def set_force_sum_reduction_for_comms(self, enable: bool, *, recurse: bool = False) -> None:
-        """Reduce by sums only and divide outside of the collective."""
+        """Set whether collectives only sum and the division runs separately."""
         for unit in self._units(recurse):
             unit.gradients.force_sum = enable
 
     def set_reduce_scatter_unused_params(
         self, reduce_scatter_unused_params: bool, *, recurse: bool = True
     ) -> None:
-        """Reduce zeros for parameters that got no gradient, so that ranks may use different parameters.
+        """Set whether to reduce zeros for parameters without a gradient, which ranks may then differ in.
 
-        Without it all ranks must use the same ones, or their collectives do not match.
+        Otherwise all ranks must use the same parameters, or their collectives do not match.
         """
         for unit in self._units(recurse):
             unit.gradients.unused_as_zero = reduce_scatter_unused_params
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
-        """Reduce-scatter over a process group of its own, so that it need not queue with all-gathers.
+        """Set whether reduce-scatters use a separate process group and do not queue behind all-gathers.
 
         The first call for a group is collective.
         """
@@ -143,11 +143,11 @@ class FSDPModule:
             unit.groups = unit.groups.with_reduce_group(enable)
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
-        """Set how many units' gradients may wait for their reduce-scatter before computation waits for one.
+        """Set how many units' gradients may wait for their reduce-scatter before the compute stream waits.
 
-        More of them let backward continue where reduce-scatters take longer than it, at the price of their
-        memory. The copy into the collective's input is not on the compute stream here, so that what is kept
-        are the gradients themselves.
+        A larger number lets backward continue if reduce-scatters are slower than it, but takes more memory.
+        Unlike in torch, the copy-in does not run on the compute stream, so the gradients themselves are kept
+        instead of the collective's inputs.
         """
         if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
             raise TypeError(f"max_input_buffers must be an int, not {max_input_buffers!r}")
@@ -156,7 +156,7 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.gradients.held = max_input_buffers
 
-    # -- collectives of the user's own -----------------------------------------------------------------------
+    # -- custom collectives ----------------------------------------------------------------------------------
 
     def set_custom_all_gather(self, comm: AllGather, *, recurse: bool = False) -> None:
         """Gather with ``comm``, in memory that it allocates (``comm.py``)."""
@@ -173,10 +173,10 @@ class FSDPModule:
     ) -> None:
         """Call ``hook(shard)`` with each reduced shard (1-D, in the reduce dtype) before it is delivered.
 
-        The hook changes the shard in place. It runs after the all-reduce over replicas where there is one.
+        The hook changes the shard in place. It runs after the all-reduce over replicas, if there is one.
 
         Args:
-            stream: where the hook runs, instead of the stream of all-reduces; not with replicas.
+            stream: the stream to run the hook on instead of the all-reduce stream; not with replicas.
         """
         for unit in self._units_of_one_mesh("set_all_reduce_hook", recurse):
             if stream is not None and (unit.groups.replicate is not None or unit.groups.hybrid):
@@ -186,10 +186,10 @@ class FSDPModule:
                 unit.gradients.hook_stream = stream_of(stream, unit.device)
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool, *, recurse: bool = False) -> None:
-        """Communicate in memory of the process group's own allocator, where it has one (NCCL: zero-copy).
+        """Set whether to allocate buffers from the process group, if it can (NCCL: zero-copy).
 
         Raises:
-            AssertionError: the collectives are the user's own, who allocates for them.
+            AssertionError: a unit has a custom collective, which allocates its own memory.
         """
         setting = "set_allocate_memory_from_process_group_for_comm"
         for unit in self._units(recurse):
@@ -199,13 +199,13 @@ class FSDPModule:
             unit.gradients.reduce_scatter = GroupReduceScatter(reduces) if enable and reduces else None
 
     def set_symm_mem_for_comm(self, backend: Literal["NCCL"] = "NCCL", *, recurse: bool = False) -> None:
-        """Communicate in symmetric memory; collective over the ranks that share a copy. Needs NCCL.
+        """Allocate buffers in symmetric memory. Collective over the shard group. Needs NCCL.
 
-        All-gathers always; reduce-scatters after ``set_force_sum_reduction_for_comms(True)``, since NCCL has
-        them for sums alone.
+        Applies to all-gathers, and to reduce-scatters after ``set_force_sum_reduction_for_comms(True)``,
+        because NCCL supports only sums for them.
 
         Raises:
-            AssertionError: the collectives are the user's own, who allocates for them.
+            AssertionError: a unit has a custom collective, which allocates its own memory.
             RuntimeError: the device is the CPU.
         """
         for unit in self._units(recurse):
@@ -229,25 +229,25 @@ class FSDPModule:
             unit.keeps_part = False
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """Set whether backward frees the parameters (not, to save gathers while accumulating gradients)."""
+        """Set whether backward frees the parameters. False saves gathers while accumulating gradients."""
         for unit in self._units(recurse):
             unit.reshard_after_backward = reshard_after_backward
 
     def set_unshard_in_backward(self, unshard_in_backward: bool, *, recurse: bool = False) -> None:
-        """Set whether backward needs this module's parameters at all (that of an embedding does not)."""
+        """Set whether backward needs this module's parameters (that of an embedding does not)."""
         for unit in self._units(recurse):
             unit.unshard_in_backward = unshard_in_backward
 
     def set_modules_to_forward_prefetch(self, modules: "list[FSDPModule]") -> None:
-        """Gather exactly these ahead when this module's forward starts, instead of by recorded order."""
+        """Prefetch exactly these modules when this module's forward starts, not by the recorded order."""
         self._hooks().stage.forward_targets = [hooks.stage for hooks in _hooks(modules)]
 
     def set_modules_to_backward_prefetch(self, modules: "list[FSDPModule]") -> None:
-        """Gather exactly these ahead when this module's backward starts, instead of by recorded order."""
+        """Prefetch exactly these modules when this module's backward starts, not by the recorded order."""
         self._hooks().stage.backward_targets = [hooks.stage for hooks in _hooks(modules)]
 
     def set_post_optim_event(self, event: Any) -> None:
-        """Let the next forward's gathers wait for ``event`` instead of for everything computed so far."""
+        """Make the next forward's gathers wait for ``event`` instead of for all queued computation."""
         self._hooks().runtime_by_hand.optimizer_event = event
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -265,14 +265,14 @@ class FSDPModule:
             yield from stage.units
 
     def _units_of_one_mesh(self, setting: str, recurse: bool) -> Sequence[Unit]:
-        """Return the units, which have to share one mesh in this module, as ``setting`` is one for all."""
+        """Return the units. Raise ValueError if this module's own units do not share one mesh."""
         own = list(self._hooks().stage.units)
         if len({(unit.groups.shard, unit.groups.replicate) for unit in own}) > 1:
             raise ValueError(error_text("fsdp_module.units_of_one_mesh", setting))
         return list(self._units(True)) if recurse else own
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Let ``.to``, ``to_empty`` and others act on sharded parameters; their memory is taken up after."""
+        """Apply ``.to``, ``to_empty`` and others to sharded parameters, then adopt their new memory."""
         self.reshard()
         result = super()._apply(*args, **kwargs)  # type: ignore[misc]
         stage = self._hooks().stage
@@ -295,13 +295,13 @@ def _refuse_custom(unit: Unit, setting: str) -> None:
 
 
 def share_comm_ctx(modules: "list[FSDPModule]") -> None:
-    """Let several roots, as the chunks of a pipeline, use the same streams, and so the same memory pools.
+    """Make several roots, such as the chunks of a pipeline, share streams, and so memory pools.
 
     Call it before they run.
 
     Raises:
-        ValueError: one of ``modules`` is not under ``fully_shard``.
-        RuntimeError: two of them ran already, on streams of their own.
+        ValueError: ``fully_shard`` was not applied to one of ``modules``.
+        RuntimeError: two of them already ran on different streams.
     """
     streams: Streams | None = None
     for hooks in (given := _hooks(modules)):
@@ -328,10 +328,10 @@ def _hooks(modules: "list[FSDPModule]") -> list[ModuleHooks]:
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Let ``module.method_name(...)`` gather and free parameters as ``module(...)`` does; else a no-op.
+    """Make ``module.method_name(...)`` run the FSDP hooks as ``module(...)`` does; a no-op without FSDP.
 
     Raises:
-        ValueError: there is no such method.
+        ValueError: the module lacks the method.
     """
     hooks = hooks_of(module)
     if hooks is None:

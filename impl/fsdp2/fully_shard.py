@@ -1,4 +1,4 @@
-"""The ``fully_shard`` front end: parameters stay in their module, as ``DTensor`` shards of their rows."""
+"""The ``fully_shard`` front end: parameters stay in their modules as sharded ``DTensor``s."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
@@ -37,7 +37,7 @@ Settings = ParamSpec("Settings")
 
 
 class _OneOrSeveral(Protocol[Settings]):
-    """A call that returns one module for one, and several for several."""
+    """A callable that returns a module for a module, and a list for a list."""
 
     @overload
     def __call__(
@@ -75,46 +75,46 @@ def fully_shard(
     check_ranks: bool | int = False,
     layout: str | CommunicationLayout = CommunicationLayout.AUTO,
 ) -> Any:
-    """Shard the parameters of ``module`` that no earlier call took, as one unit; call it from the inside out.
+    """Shard the parameters of ``module`` that no earlier call took, as one unit. Call it bottom-up.
 
-    The arguments up to ``dp_mesh_dims`` are torch's. Those after it concern the whole tree and are read from
-    the root:
+    The arguments up to ``dp_mesh_dims`` are torch's. The later ones apply to the whole tree, and the values
+    of the root are used:
 
     Args:
-        module: the module, or several that are gathered as one.
-        mesh: 1-D: shard over it. 2-D: shard over the last dimension, replicas over the first; ``(N, 1)`` is
-            plain replication. Default: all ranks.
-        reshard_after_forward: free the parameters after forward. ``None``: yes, except for the root. A
-            number: keep a larger shard, to be gathered among groups of so many ranks in backward.
-        shard_placement_fn: for each parameter ``None`` (dim 0), ``Shard(dim)`` or a ``ShardPlacementResult``
-            with a mesh of its own.
+        module: the module, or several modules to gather together.
+        mesh: 1-D: shard over it. 2-D: shard over the last dimension and replicate over the first; ``(N, 1)``
+            is plain replication. Default: all ranks.
+        reshard_after_forward: whether to free the parameters after forward. ``None``: yes, except for the
+            root. A number N: keep a larger shard, which backward gathers over groups of N ranks.
+        shard_placement_fn: returns for each parameter ``None`` (dim 0), ``Shard(dim)`` or a
+            ``ShardPlacementResult`` with another mesh.
         mp_policy: dtypes of computation, reduction and outputs.
-        offload_policy: ``CPUOffloadPolicy()``: shards, gradients and the optimizer step on the CPU.
-        ignored_params: parameters to leave alone.
-        dp_mesh_dims: ``mesh`` has more dimensions than those of data parallelism, which are named here, and
-            the parameters are ``DTensor`` objects on all of them.
+        offload_policy: ``CPUOffloadPolicy()`` keeps shards, gradients and the optimizer step on the CPU.
+        ignored_params: parameters to ignore.
+        dp_mesh_dims: the names of the data parallel dimensions of ``mesh``, if it has others too. The
+            parameters must be ``DTensor`` objects on the whole mesh.
         backward_prefetch: gather the next unit of backward before (``"pre"``) or after (``"post"``) this
-            one's gradients are computed, or only when it is needed (``None``).
-        backward_prefetch_depth: how many units ahead.
-        forward_prefetch_depth: how many units ahead forward gathers explicitly; ``None``: none where the CPU
-            runs ahead of a device, one on the CPU.
-        limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit, ``"auto"``
-            follows the allocator's retries.
-        memory_handover: ``"events"`` or ``"record_stream"``.
-        check_ranks: for so many iterations (``True``: always) compare what ranks are about to do before each
-            collective, and raise an error that names them where they differ, instead of a hang.
-        layout: in collectives. ``"packed"``: all parameters are copied out of one all-gather and into
-            one reduce-scatter. ``"grouped"``: each has its own, of one group, and is not copied. ``"auto"``:
-            large ones have, under NCCL.
+            unit's gradients are computed, or only when it is needed (``None``).
+        backward_prefetch_depth: how many units ahead backward gathers.
+        forward_prefetch_depth: how many units ahead forward gathers explicitly. ``None``: 0 on a device,
+            because the CPU runs ahead there, and 1 on the CPU.
+        limit_all_gathers: maximum units in flight before the CPU waits; ``True`` means 2, ``False`` no limit,
+            ``"auto"`` adapts to allocator retries.
+        memory_handover: how memory passes between streams: ``"events"`` or ``"record_stream"``.
+        check_ranks: number of iterations (``True``: all) in which ranks compare their next operation before
+            each collective. If these differ, all ranks raise an error that lists them instead of hanging.
+        layout: of parameters in collectives. ``"packed"``: one all-gather with a copy-out and one
+            reduce-scatter with a copy-in. ``"grouped"``: one collective per parameter without copies, in one
+            group. ``"auto"``: grouped for large parameters under NCCL.
 
     Returns:
-        ``module``, changed in place: its class now has ``FSDPModule`` first.
+        ``module``, changed in place: its class now has ``FSDPModule`` as its first base.
 
     Raises:
-        ValueError: a setting, mesh or parameter that cannot be served; the message names it.
-        AssertionError: where torch's raises it: a module that was wrapped before, a 2-D mesh without names, a
-            dimension that a parameter does not have.
-        NotImplementedError: a parameter sharded unevenly on another dimension than the first, or a number as
+        ValueError: an unsupported setting, mesh or parameter; the message names it.
+        AssertionError: as in torch: a module that was wrapped before, a 2-D mesh without names, a dimension
+            that a parameter lacks.
+        NotImplementedError: a parameter sharded unevenly on a dimension other than the first, or a number as
             ``reshard_after_forward`` with ``dp_mesh_dims``.
     """
     settings = ScheduleSettings.decide(
@@ -165,7 +165,7 @@ def fully_shard(
 
 
 def _roots(given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the modules to wrap as one: those given, except what is inside of another one."""
+    """Return the modules to wrap as one: the given ones that are not inside another given one."""
     if not isinstance(given, nn.Module):
         modules = list(given)
         if not modules:
@@ -178,7 +178,7 @@ def _roots(given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def _offload(policy: Any, device: torch.device) -> HostOffload | None:
-    """Return whether a policy, ours or torch's of the same name, keeps shards on the host."""
+    """Return the CPU offload of a policy (ours, or torch's of the same name), or None."""
     names = [kind.__name__ for kind in type(policy).__mro__]
     if CPUOffloadPolicy.__name__ in names:
         return HostOffload.decide(policy.pin_memory, device)
@@ -199,7 +199,7 @@ def _check_mesh(mesh: DeviceMesh) -> None:
 def _default_mesh() -> DeviceMesh:
     if not dist.is_initialized():
         dist.init_process_group()
-    # A CUDA build on a machine without a GPU names CUDA unless it is asked for what is there.
+    # Without ``check_available``, a CUDA build returns CUDA on a machine without a GPU.
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     backends = dist.get_backend_config().split(",")
     if not any(part.partition(":")[0] in (device.type, part) for part in backends):
@@ -216,19 +216,19 @@ def _spmd_mesh(mesh: DeviceMesh, dims: Any, reshard_after_forward: bool | int | 
 
 
 def _register_hooks(modules: list[nn.Module], hooks: ModuleHooks) -> None:
-    # A compiled module runs its hooks as they are, beside the graph of its forward.
+    # A compiled module runs its hooks eagerly, outside of the graph of its forward.
     pre_forward, post_forward = _uncompiled(hooks.pre_forward), _uncompiled(hooks.post_forward)
     for module in modules:
         module.register_forward_pre_hook(pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(post_forward, always_call=len(modules) > 1)
         for inner in module.modules():
-            # The compiler must not take parameters of these for constants of the graph.
+            # The compiler must not treat the parameters of these modules as constants of the graph.
             inner._is_fsdp_managed_module = True  # type: ignore[assignment]
             inner._fsdp_use_orig_params = True  # type: ignore[assignment]
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function``, disabled while a compiler is at work; else without that detour."""
+    """Wrap ``function`` so that it is disabled for the compiler, but only while a compiler is active."""
 
     @skip_frame
     def hook(*arguments: Any) -> Any:
@@ -238,8 +238,8 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hook_state_dicts(owned: Owned, units: Sequence[Unit]) -> None:
-    """Let state dicts hold sharded parameters, also where a forward left the unsharded ones; and loading
-    may put other ones there (``assign=True``)."""
+    """Register hooks: state dicts hold sharded parameters, even if a forward left them unsharded, and
+    loading may replace parameters (``assign=True``)."""
 
     def reshard(*_: Any) -> None:
         for unit in units:
@@ -249,7 +249,7 @@ def _hook_state_dicts(owned: Owned, units: Sequence[Unit]) -> None:
         for unit in units:
             presentation = unit.presentation
             if isinstance(presentation, DTensorPresentation) and presentation.uniform():
-                unit.readopt()  # else other modules of the unit are yet to be loaded
+                unit.readopt()  # otherwise other modules of the unit are still to be loaded
 
     for module in {place.module for places in owned.places.values() for place in places}:
         module.register_state_dict_pre_hook(reshard)
@@ -267,7 +267,7 @@ def _wrapped_class(kind: type[nn.Module]) -> type:
 
 
 def _checked_forward(kind: type[nn.Module]) -> Callable[..., Any]:
-    """Return a forward that says what is wrong when it runs without the hooks that gather its parameters."""
+    """Return a forward that raises RuntimeError if it runs without the hooks that gather its parameters."""
 
     @wraps(kind.forward)
     def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -275,7 +275,7 @@ def _checked_forward(kind: type[nn.Module]) -> Callable[..., Any]:
         for unit in stage.units if stage is not None else ():
             if unit.state is not UnitState.UNSHARDED:
                 raise RuntimeError(error_text("fully_shard.checked", type(self).__name__, unit.name))
-        return kind.forward(self, *args, **kwargs)  # looked up now: somebody may have patched the class
+        return kind.forward(self, *args, **kwargs)  # looked up at each call, because users patch classes
 
     return checked
 

@@ -1,7 +1,7 @@
-"""The units that ``fully_shard`` makes of a module's own parameters: who is gathered with whom, how laid out.
+"""The units that ``fully_shard`` makes from a module's own parameters: their grouping and layout.
 
-Parameters share a unit, and so its collectives, if they have one dtype and are sharded over one mesh. Those
-that say themselves what is gathered (``extended.py``) have units of their own.
+Parameters share a unit, and so its collectives, if they have the same dtype and mesh. Parameters with
+all-gather extensions (``extended.py``) have separate units.
 """
 
 import math
@@ -39,7 +39,7 @@ from .extended import ByExtensions, ExtendedPresentation, Extension, padded_shap
 
 @dataclass(frozen=True)
 class _Planned:
-    """One parameter as it was given, and how it is sharded."""
+    """One original parameter, and how it is sharded."""
 
     parameter: nn.Parameter
     plan: ParameterPlan
@@ -51,11 +51,11 @@ class Sharding:
     """The arguments of ``fully_shard`` that concern units.
 
     Args:
-        mesh: 1-D or 2-D, for parameters that ``shard_placement_fn`` names no other mesh for.
-        offload: how shards are kept on the host, ``None`` if they are not.
-        spmd: the mesh of parameters that are ``DTensor`` objects on all of its dimensions; ``mesh`` is then
-            its data parallel part.
-        communication: whether large parameters have collectives of their own.
+        mesh: the 1-D or 2-D mesh of parameters for which ``shard_placement_fn`` returns no other mesh.
+        offload: the CPU offload of shards, ``None`` without.
+        spmd: with ``dp_mesh_dims``, the mesh with all dimensions; ``mesh`` is then its data parallel
+            submesh.
+        communication: whether large parameters have their own collectives.
     """
 
     mesh: DeviceMesh
@@ -68,7 +68,7 @@ class Sharding:
     communication: CommunicationLayout
 
     def plan(self, parameter: nn.Parameter, fqn: str) -> _Planned:
-        """Return how one parameter is sharded."""
+        """Decide how one parameter is sharded."""
         if self.spmd is None:
             plan = plan_parameter(parameter, fqn, self.mesh, self.shard_placement_fn)
         else:
@@ -76,17 +76,17 @@ class Sharding:
         return _Planned(parameter, plan, is_extended(local_tensor(parameter), fqn))
 
     def smallest_grouped(self, groups: comm.UnitGroups) -> float:
-        """Return bytes from which on a parameter of a unit has collectives of its own."""
+        """Return the minimum size in bytes of a parameter with its own collectives."""
         if groups.shard is None:
             return math.inf
         return smallest_with_own(self.communication, comm.backend_name(groups.shard, self.device))
 
 
 def make_units(owned: Owned, how: Sharding) -> list[Unit]:
-    """Shard what ``owned`` found and take it.
+    """Shard the parameters of ``owned`` and mark them as taken.
 
     Raises:
-        ValueError: a mesh, number or parameter that cannot be served.
+        ValueError: an unsupported mesh, group size or parameter.
     """
     shards = how.spmd is None or bool(how.spmd.shard)
     _check_reshard(how.reshard_after_forward, groups_of_mesh(how.mesh, shards).shard_size)
@@ -152,7 +152,7 @@ def _make_unit(owned: Owned, members: Sequence[_Planned], how: Sharding) -> Unit
 def _in_order(
     members: Sequence[_Planned], precision: UnitPrecision, smallest: float
 ) -> tuple[list[_Planned], int]:
-    """Return the parameters in the order of their layout, and how many of them have their own collectives."""
+    """Return the parameters in layout order, and how many of them have their own collectives."""
     sizes = [local_tensor(member.parameter).numel() * precision.compute.itemsize for member in members]
     order, grouped = order_for_groups(sizes, [member.plan.dim for member in members], smallest)
     return [members[index] for index in order], grouped
@@ -191,7 +191,7 @@ def groups_of_mesh(mesh: DeviceMesh, shards: bool = True) -> comm.UnitGroups:
 
 
 def _check_reshard(value: bool | int | None, shard_size: int) -> tuple[bool | None, int | None]:
-    """Return whether forward frees the parameters, and the size of a smaller group for backward."""
+    """Return (whether forward frees the parameters, the size of a smaller group for backward or None)."""
     if value is None or isinstance(value, bool):
         return value, None
     if not isinstance(value, int) or value < 1 or shard_size % value:
@@ -199,25 +199,24 @@ def _check_reshard(value: bool | int | None, shard_size: int) -> tuple[bool | No
     return value > 1, value if 1 < value < shard_size else None
 
 
-# -- which parameters have collectives of their own ----------------------------------------------------------
-# Packed, always: parameters below ``LARGE_BYTES``, those cut on another dim than the first, gradients that
-# are not contiguous, whose rows do not divide by the ranks, or that are cast on the way. No copy around
-# collectives is veScale-FSDP's and Megatron-FSDP's aim too, here on parameters that stay
-# ``DTensor(Shard(0))``.
+# -- parameters with their own collectives -------------------------------------------------------------------
+# Always packed: parameters below ``LARGE_BYTES`` or sharded on a dim other than 0, and gradients that are not
+# contiguous, are cast, or have a number of rows that the ranks do not divide. veScale-FSDP and Megatron-FSDP
+# also avoid copies around collectives; here parameters stay ``DTensor(Shard(0))``.
 
-# A parameter from this size has its own collective. Copying as much takes 3 to 6 us on A100 and H100 (read
-# and written at 1.4 to 2.6 TB/s), which is what one more member of a group of collectives may take.
+# Parameters of at least this size have their own collective. Copying this much takes 3 to 6 us on A100 and
+# H100 (read and write at 1.4 to 2.6 TB/s), about the cost of one more collective in a group.
 LARGE_BYTES = 4 << 20
 
-# At most one part in so many of a unit is packed beside grouped parameters: it stays with them.
+# At most 1 / _SMALL_SHARE of a unit may be packed beside grouped parameters; otherwise all are packed.
 _SMALL_SHARE = 8
 
-# Backends whose groups of collectives are one launch.
+# Backends that run a group of collectives as one launch.
 _COALESCING = ("nccl", "sim")
 
 
 def smallest_with_own(layout: CommunicationLayout, backend: str) -> float:
-    """Return bytes from which a parameter has its own collective; infinite where none has.
+    """Return the minimum size in bytes of a parameter with its own collective; infinite if none has one.
 
     Args:
         backend: the name of the backend that gathers.
@@ -229,16 +228,16 @@ def smallest_with_own(layout: CommunicationLayout, backend: str) -> float:
 
 
 def order_for_groups(sizes: Sequence[int], dims: Sequence[int], smallest: float) -> tuple[list[int], int]:
-    """Return in which order parameters are laid out, and how many, the first ones, have their own collective.
+    """Return the layout order of parameters, and how many of the first ones have their own collective.
 
     Args:
-        sizes: bytes of each parameter while it is gathered.
-        dims: the dim on which each is cut.
-        smallest: bytes from which one has its own collective.
+        sizes: bytes of each unsharded parameter.
+        dims: the sharded dim of each parameter.
+        smallest: minimum bytes of a parameter with its own collective.
 
     Returns:
-        Indices (large, then small; or by dim), and the number of large ones: 0 where another dim than the
-        first is cut, or where what has to be packed is too large a part of the unit.
+        Indices (large, then small; or by dim), and the number of large ones. The number is 0 if some
+        parameter is sharded on a dim other than 0, or if the small ones are too large a part of the unit.
     """
     large = [i for i, size in enumerate(sizes) if size >= smallest]
     rest = [i for i, size in enumerate(sizes) if size < smallest]

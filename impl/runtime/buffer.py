@@ -1,14 +1,14 @@
-"""Flat storage that is taken and given back, and how it passes between streams.
+"""Flat buffers whose storage is allocated and freed repeatedly, and how memory passes between streams.
 
-A ``FlatBuffer`` is one 1-D tensor that lives as long as its unit; only its *storage* comes and goes
-(``untyped_storage().resize_``). Views into it, and so the parameters, are made once and stay valid.
+A ``FlatBuffer`` is one 1-D tensor that lives as long as its unit; only its *storage* is freed and allocated
+again (``untyped_storage().resize_``). Views into it, and so the parameters, are made once and stay valid.
 
-Memory of one stream that another stream reads is given back when the reader is done (``MemoryHandover``):
+Memory that another stream reads is freed after the reader is done, in one of two ways (``MemoryHandover``):
 
-* ``RECORD_STREAM``: the allocator keeps the block until it *sees*, at some later allocation, that the reader
-  is done. The CPU runs ahead of that, so blocks pile up: the rate limiter is there for this reason.
-* ``EVENTS``: the owner's stream waits for the reader's event, and the block is free immediately for the CPU.
-  Where the wait would cost overlap the buffer is *held* for one more turn.
+* ``RECORD_STREAM``: the allocator keeps the block until it *polls* the reader's event, at a later allocation,
+  and finds it done. The CPU runs ahead of that, so blocks pile up. This is why there is a rate limiter.
+* ``EVENTS``: the owner's stream waits for the reader's event, so the CPU can reuse the block immediately.
+  If the wait would cost overlap, the buffer is *held* for one more unit.
 """
 
 import ctypes
@@ -26,11 +26,11 @@ from .streams import Event, Stream
 
 
 class FlatBuffer:
-    """A 1-D tensor whose storage is taken (``take``) and given back (``free``). A new buffer is taken.
+    """A 1-D tensor whose storage ``take`` allocates and ``free`` frees. A new buffer has its storage.
 
     Args:
-        numel: elements, padding included.
-        owner: the stream that allocates; only its pool sees the block.
+        numel: elements, including padding.
+        owner: the stream that allocates; the block belongs to its memory pool.
     """
 
     __slots__ = ("nbytes", "owner", "tensor")
@@ -38,7 +38,7 @@ class FlatBuffer:
     def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, owner: Stream) -> None:
         self.owner = owner
         self.nbytes = numel * dtype.itemsize
-        # A first forward may run in inference mode; training afterwards needs an ordinary tensor.
+        # The first forward may run in inference mode, but later training needs a normal tensor.
         with owner, torch.inference_mode(False):
             self.tensor = torch.empty(numel, dtype=dtype, device=device)
 
@@ -52,14 +52,14 @@ class FlatBuffer:
             storage.resize_(self.nbytes)
 
     def free(self) -> None:
-        """Give the storage back to the owner's pool."""
+        """Return the storage to the owner's pool."""
         storage = self.tensor.untyped_storage()
         if storage.nbytes() != 0:
             storage.resize_(0)
 
 
 class CommBuffer(FlatBuffer):
-    """A buffer whose memory is ``source.allocate``'s, another one each time it is taken."""
+    """A buffer that ``source.allocate`` allocates: a new tensor each time it is taken."""
 
     __slots__ = ("_request", "_source")
 
@@ -90,17 +90,17 @@ class CommBuffer(FlatBuffer):
 def make_buffer(
     numel: int, dtype: torch.dtype, device: torch.device, owner: Stream, custom: Comm | None
 ) -> FlatBuffer:
-    """Return a buffer of ``numel`` elements to communicate from or into, taken."""
+    """Return a buffer of ``numel`` elements to communicate from or into, with its storage allocated."""
     if custom is None:
         return FlatBuffer(numel, dtype, device, owner)
     return CommBuffer(custom, numel, dtype, device, owner)
 
 
 class Handover:
-    """Gives buffers back that ``reader`` streams used, in one of the two ways above.
+    """Frees buffers that ``reader`` streams used, in one of the two ways above.
 
     Args:
-        has_streams: whether readers may still be at work; else memory is given back immediately.
+        has_streams: whether readers may still be running; otherwise buffers are freed immediately.
     """
 
     def __init__(self, mode: MemoryHandover, has_streams: bool = True) -> None:
@@ -109,7 +109,7 @@ class Handover:
         self.held: deque[tuple[FlatBuffer, Event | None]] = deque()
 
     def release(self, buffer: FlatBuffer, reader: Stream, hold: int = 0) -> None:
-        """Give ``buffer`` back once ``reader`` has done what it was given so far.
+        """Free ``buffer`` after the work queued on ``reader`` up to now.
 
         Args:
             hold: with ``EVENTS``, how many released buffers may stay allocated so that their owner need not
@@ -125,34 +125,34 @@ class Handover:
             self.trim(hold)
 
     def trim(self, hold: int = 0) -> None:
-        """Give back held buffers, oldest first, until ``hold`` are left."""
+        """Free held buffers, oldest first, until ``hold`` are left."""
         while len(self.held) > hold:
             buffer, event = self.held.popleft()
-            # The owner allocates from this block next: it may write there only after the reader read it.
+            # The owner may reuse this block next. It must write there only after the reader is done.
             buffer.owner.wait(event)
             buffer.free()
 
     def reclaim(self, buffer: FlatBuffer) -> None:
-        """Finish the release of ``buffer``, if it is still held, before it is taken again."""
+        """Finish the release of ``buffer``, if it is still held, before it is allocated again."""
         if any(held is buffer for held, _ in self.held):
             self.trim(0)
 
 
-# -- freed memory of a CPU stays with the process, as a GPU's stays with torch's allocator -------------------
-# Gathered parameters and gradients come and go in megabytes. glibc returns what is free at the end of its
-# heap to the system once that is twice the largest block that was ever mapped by itself and freed; the system
-# hands it out again page by page, each cleared at its first touch. Here as much may stay as a step takes and
-# gives back, so a process grows to its peak and stays there. Nothing changes where malloc is another one, or
-# where the user decides (``MALLOC_TRIM_THRESHOLD_``).
+# -- on the CPU: keep freed memory in the process, as torch's caching allocator does on a GPU ----------------
+# Gathered parameters and gradients are allocated and freed in megabytes. glibc returns the free end of its
+# heap to the system once that exceeds twice the largest block that was ever mmapped and freed. The system
+# then hands it out again page by page and zeroes each page at its first touch. Here malloc may keep as much
+# as a step allocates and frees, so a process grows to its peak and stays there. Nothing changes with another
+# malloc, or if the user sets the threshold (``MALLOC_TRIM_THRESHOLD_``).
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# Bytes; glibc takes no more. Larger blocks are mapped by themselves, and go back when freed.
+# In bytes, glibc's maximum. Larger blocks are mmapped separately and unmapped when freed.
 _MOST_MMAP_THRESHOLD = 32 << 20
 _MOST_KEPT = 1 << 30
 
 
 def keep_freed_pages(nbytes: int) -> None:
-    """Let malloc keep up to ``nbytes`` of freed memory, for the process; never less than before."""
+    """Let malloc keep up to ``nbytes`` of freed memory in this process; the limit never decreases."""
     set_malloc = _mallopt()
     if set_malloc is not None and nbytes > _kept_pages[-1]:
         _kept_pages.append(nbytes)
@@ -160,13 +160,13 @@ def keep_freed_pages(nbytes: int) -> None:
         set_malloc(_M_TRIM_THRESHOLD, min(nbytes, _MOST_KEPT))
 
 
-# glibc itself comes to twice the largest block; less would change nothing.
+# glibc reaches twice the largest mmapped block by itself; a lower limit would have no effect.
 _kept_pages = [2 * _MOST_MMAP_THRESHOLD - 1]
 
 
 @lru_cache(maxsize=1)
 def _mallopt() -> Callable[[int, int], int] | None:
-    """Return glibc's own function, if it is there and the user did not decide."""
+    """Return glibc's ``mallopt``, or None without glibc or if the user set the thresholds."""
     decided = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
     if decided or "malloc." in os.environ.get("GLIBC_TUNABLES", ""):
         return None
@@ -174,24 +174,24 @@ def _mallopt() -> Callable[[int, int], int] | None:
     return libc.mallopt if hasattr(libc, "gnu_get_libc_version") else None
 
 
-# CPU offload: shards, gradients and the optimizer step live on the host.
+# CPU offload: shards, gradients and the optimizer step are on the host.
 #
 # ::
 #
 #     host     shard ------+                                            +--> gradient, optimizer step
-#                          | copy-in stream                               | give-back stream
-#     device               +--> own part of the gather buffer           +-- reduced shard
+#                          | copy-in stream                               | to-host stream
+#     device               +--> this rank's part of the gather buffer   +-- reduced shard
 #                                         [all-gather] ... [reduce-scatter]
 #
-# A shard goes straight to its place in the gather buffer, or through a staging buffer where it is cast on the
-# way, so that the CPU casts nothing. Gradients are copied back on a stream of their own: both directions of
-# the link work at the same time, and no reduce-scatter waits for a copy. A gradient is handed to the
-# optimizer's parameters when it has arrived: asked for whenever another one starts its way, waited for at the
-# end of backward. So the CPU never waits in the middle of backward, and what it does with gradients (sums of
-# accumulated ones, hooks such as an optimizer in backward) it does with values that are there.
+# A shard is copied straight to its place in the gather buffer. If it is also cast, it passes through a
+# staging buffer, so that the device casts it. Gradients are copied back on a separate stream: both directions
+# of the link are used at the same time, and no reduce-scatter waits for a copy. A gradient is delivered to
+# the optimizer's parameters when its copy is done: polled whenever another copy starts, waited for at the end
+# of backward. So the CPU never blocks in the middle of backward, and accumulation and hooks (such as an
+# optimizer in backward) run on complete gradients.
 #
-# What a front end does: make its unit with a ``HostOffload`` and its shard with ``new_shard``, and not move
-# the parameters to the device before. On a CPU device the same path runs, with copies inside host memory.
+# A front end creates its unit with a ``HostOffload`` and its shard with ``new_shard``, and does not move the
+# parameters to the device before. On a CPU device the same code runs, with copies inside host memory.
 
 
 HOST = torch.device("cpu")
@@ -199,26 +199,26 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class HostOffload:
-    """That a unit's shard is on the host, and whether in pinned memory.
+    """The CPU offload of a unit's shard, with or without pinned memory.
 
-    Pinned memory is copied while the CPU continues; other memory is copied in slower, and holds the CPU on
-    the way back.
+    Copies of pinned memory are asynchronous. Without it, copies to the device are slower, and copies to the
+    host block the CPU.
     """
 
     pins: bool
 
     @classmethod
     def decide(cls, pin_memory: bool, device: torch.device) -> "HostOffload":
-        """Return for parameters computed with on ``device``; a CPU has nothing to pin memory for."""
+        """Return the offload for a unit that computes on ``device``; memory is not pinned for a CPU."""
         return cls(pin_memory and device.type != "cpu")
 
 
 def new_shard(
     numel: int, dtype: torch.dtype, device: torch.device, offload: "HostOffload | None"
 ) -> torch.Tensor:
-    """Return zeros for a flat shard of parameters that are on ``device``; on the host if offloaded.
+    """Return a zeroed flat shard for parameters on ``device``; on the host if offloaded.
 
-    Those of the meta device stay there until they are materialised.
+    A shard on the meta device stays there until it is materialised.
     """
     if offload is None or device.type == "meta":
         return torch.zeros(numel, dtype=dtype, device=device)
@@ -227,11 +227,11 @@ def new_shard(
 
 
 class ShardCopy:
-    """Writes a unit's shard to where its all-gather wants it: a cast, a copy from the host, or both.
+    """Copies a unit's shard to the input of its all-gather: a cast, a copy from the host, or both.
 
     Args:
         numel: elements of the shard.
-        device: what is computed on.
+        device: the device of computation.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class ShardCopy:
         self._own: FlatBuffer | None = None
 
     def write(self, target: torch.Tensor, shard: torch.Tensor, stream: Stream) -> None:
-        """Copy ``shard`` into ``target``, on ``stream``, which is entered."""
+        """Copy ``shard`` into ``target`` on ``stream``, which must be the current stream."""
         if not self._stages:
             target.copy_(shard, non_blocking=True)
             return
@@ -254,16 +254,16 @@ class ShardCopy:
         self._staged.take()
         self._staged.tensor.copy_(shard, non_blocking=True)
         target.copy_(self._staged.tensor)
-        self._staged.free()  # its owner is the stream of the copy, so whoever gets the block comes after it
+        self._staged.free()  # the copy's stream owns it, so the next user of the block runs after the copy
 
     def take(self, stream: Stream) -> FlatBuffer:
-        """Return a buffer for the result, if not written into the gather buffer; ``stream`` is entered."""
+        """Return a separate buffer for the result; ``stream`` must be the current stream."""
         if self._own is None:
             self._own = FlatBuffer(self._numel, self._computed, self._device, stream)
         self._own.take()
         return self._own
 
     def free(self) -> None:
-        """Give the buffer of ``take`` back, if there is one."""
+        """Free the buffer of ``take``, if there is one."""
         if self._own is not None:
             self._own.free()

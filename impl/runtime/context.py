@@ -1,8 +1,8 @@
-"""The state that a tree's units share: streams, memory handover, rate limiter, and when gathers may start.
+"""The state that the units of a tree share: streams, memory handover, the rate limiter and profiler spans.
 
-And spans around the CPU work of each FSDP event, for traces. A span is named ``FSDP::<event> (<unit>)``;
-trace readers attribute a collective's kernel to the unit whose span encloses the launch. Without a profiler a
-span costs one attribute look-up and no call into torch.
+A span is put around the CPU work of each FSDP event and is named ``FSDP::<event> (<unit>)``. Trace readers
+attribute a collective's kernel to the unit whose span encloses the launch. Without a profiler, a span costs
+one attribute look-up and no call into torch.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ NOTHING = Nothing()
 
 
 class UnitLabels:
-    """The span names of one unit, built once so that the steady state formats no strings."""
+    """The span names of one unit, built once so that a step formats no strings."""
 
     all_gather: str
     all_reduce: str
@@ -40,27 +40,27 @@ class UnitLabels:
 
 
 def span(label: str) -> AbstractContextManager[object] | Nothing:
-    """Return a context that puts ``label`` into the trace while a profiler runs, else does nothing."""
+    """Return a context manager that records ``label`` if a profiler runs, and else does nothing."""
     if is_profiler_enabled():
         return torch.profiler.record_function(label)
     return NOTHING
 
 
-# With an adapting limit: iterations without a retry before it is raised by one.
+# With an adaptive limit: number of iterations without an allocator retry before it increases by one.
 _CALM_ITERATIONS = 8
 
 
 class RateLimiter:
-    """Lets the CPU run ahead by no more than ``limit`` gathered units.
+    """Limits how far the CPU may run ahead to ``limit`` gathered units.
 
-    Each freed unit leaves an event on the computation. Before a gather is issued, when ``limit`` events
-    are there, the CPU waits for the oldest: the memory that it guards is then free to be handed out.
+    Freeing a unit records an event on the compute stream. If there are ``limit`` events, the CPU waits for
+    the oldest before it issues a gather. The allocator can then reuse the memory of that unit.
 
     Args:
-        limit: units in flight; 0 never waits.
-        count_retries: how often the allocator had to free its cache and try again. If given, the limit
+        limit: maximum number of units in flight; 0 means no limit.
+        count_retries: returns how often the allocator freed its cache and retried. If given, the limit
             adapts: one lower (at least 1) after an iteration with retries, one higher after some without, but
-            never again as high as where retries were seen.
+            never again as high as a limit that had retries.
     """
 
     def __init__(self, limit: int, count_retries: Callable[[], int] | None = None) -> None:
@@ -72,14 +72,14 @@ class RateLimiter:
         self._ceiling: int | None = None
 
     def freed(self, stream: Stream) -> None:
-        """Note that a unit was freed after what ``stream`` has been given so far."""
+        """Record that a unit is freed after the work queued on ``stream`` up to now."""
         if self.limit:
             event = stream.record()
             if event is not None:
                 self._events.append(event)
 
     def wait(self, label: str) -> None:
-        """Wait until another unit may be gathered; ``label`` is the span of the wait in a trace."""
+        """Block until another unit may be gathered; ``label`` names the span of the wait in a trace."""
         if not self.limit or len(self._events) < self.limit:
             return
         while len(self._events) >= self.limit:
@@ -88,12 +88,12 @@ class RateLimiter:
             event.synchronize()
 
     def end_iteration(self) -> None:
-        """Adapt the limit to what this iteration did to the allocator."""
+        """Adapt the limit to the allocator retries of this iteration."""
         if self._count_retries is None:
             return
         before, self._retries = self._retries, self._count_retries()
         if before is None:
-            return  # the first iteration fills the cache and says nothing
+            return  # ignore the first iteration, which fills the cache
         if self._retries > before:
             self._ceiling = self.limit - 1
             self.limit = max(1, self._ceiling)
@@ -109,43 +109,43 @@ class Context:
     """The shared state of one tree of units.
 
     Args:
-        streams: those of the device that the tree computes on.
+        streams: the streams of the device that the tree computes on.
     """
 
     def __init__(self, streams: Streams, settings: ScheduleSettings) -> None:
         self.settings = settings
         self.streams = streams
         self.handover = Handover(settings.memory_handover, streams.has_streams)
-        # A CPU runs ahead of nothing.
+        # On a CPU device nothing is asynchronous, so no limit is needed.
         limit = settings.limit_all_gathers if streams.has_streams else 0
         self.limiter = RateLimiter(limit, streams.count_retries if limit and settings.adapt_limit else None)
         self.rank_check: RankCheck | None = None
         if settings.check_ranks:
             self.rank_check = RankCheck(None if settings.check_ranks is True else settings.check_ranks)
-        # With CPU offload: by stream, when its last copy out of a shard on the host is done.
+        # With CPU offload: for each stream, the event of its last copy from a shard on the host.
         self.host_reads: dict[Stream, Event | None] = {}
-        # Whether shards may have been written since gathers last waited for computation.
+        # Whether shards may have been written since gathers last waited for the compute stream.
         self.gathers_wait = True
 
     def let_gathers_wait(self, event: Event | None = None) -> None:
-        """Let later gathers start only after ``event``, by default after all that computation was given so
-        far, which may have written to shards."""
+        """Make later gathers wait for ``event``, by default for all work queued on the compute stream, which
+        may have written to shards."""
         streams = self.streams
         if event is None:
             event = streams.compute.record()
-        # Both read shards: copy-in where they are cast or on the host, all-gather where they are sent as is.
+        # Both streams read shards: copy-in if they are cast or on the host, else all-gather.
         streams.copy_in.wait(event)
         streams.all_gather.wait(event)
         self.gathers_wait = False
 
     def shards_may_change(self) -> None:
-        """Prepare for code outside that writes to shards, on the device or on the host."""
+        """Prepare for writes to shards by the user, on the device or on the host."""
         self.gathers_wait = True
         self.await_host_read()
 
     def await_host_read(self) -> None:
-        """Wait for copies out of shards on the host, which the user may write to now."""
+        """Block until copies from shards on the host are done. The user may write to these shards next."""
         for event in self.host_reads.values():
             if event is not None:
-                event.synchronize()  # the CPU writes there, and no stream can hold it back
+                event.synchronize()  # the CPU writes to them, so a wait of a stream would not help
         self.host_reads.clear()

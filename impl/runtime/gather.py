@@ -1,20 +1,20 @@
-"""The ways from a unit's shard to its gathered parameters: one class each, of which ``choose_gather`` picks.
+"""The kinds of gathers from a unit's shard to its parameters, one class each; ``choose_gather`` selects one.
 
 =============  ===========================  =============================================================
-way            for                          the parameters are views of
+class          used for                     the parameters are views of
 =============  ===========================  =============================================================
-``Gather``     one rank, no cast            the shard: nothing ever happens
+``Gather``     one rank, no cast            the shard: gathering is a no-op
 ``Cast``       one rank that casts          a buffer that the shard is cast into
 ``FromHost``   one rank with CPU offload    a buffer that the shard is copied into
 ``Flat``       FSDP1's flat layout          the output of the all-gather
 ``Packed``     a chunked layout             a buffer that one fused copy fills from the all-gather's output
-``ByPeers``    the same, gloo, few ranks    a buffer; only what other ranks send passes through another one
-``Grouped``    the same, large parameters   the outputs of their own all-gathers, issued as one call
+``ByPeers``    the same, gloo, few ranks    a buffer; only the parts of other ranks pass through another one
+``Grouped``    the same, large parameters   the outputs of one all-gather per parameter, issued as one call
 =============  ===========================  =============================================================
 
 ``InSmallerGroup`` (``smaller_group.py``) and ``ByExtensions`` (``fsdp2/extended.py``) are two more. ``Unit``
-has the states around them, and calls ``start``, ``finish``, ``fill`` and ``free`` in this order, or
-``abandon`` after ``start``::
+has the state machine. It calls ``start``, ``finish``, ``fill`` and ``free`` in this order, or ``abandon``
+after ``start``::
 
     packed     shard --(cast)--> own part --all-gather--> gathered --fused copy--> parameters
     grouped    shard --(cast)--> its places in the parameters --all-gathers, one call--> parameters
@@ -39,14 +39,14 @@ from .streams import Event, Stream
 
 @dataclass(frozen=True, eq=False)
 class Sharded:
-    """The things that a unit's gather depends on. Where one of them changes, the unit gets another gather.
+    """The inputs of a unit's gather. If one of them changes, the unit makes another gather.
 
     Attributes:
-        layout: where everything is.
+        layout: the layout of the parameters in the buffers.
         shard: 1-D local shard of ``layout.shard_numel`` elements in the original dtype.
-        device: what is computed on; the shard is there too unless it is offloaded.
-        offload: how the shard is kept on the host, ``None`` if it is not.
-        custom: gathers instead of the backend, in memory of its own.
+        device: the device of computation, and of the shard unless it is offloaded.
+        offload: the CPU offload of the shard, ``None`` without.
+        custom: a custom all-gather, which allocates its own memory.
     """
 
     layout: UnitLayout
@@ -59,62 +59,62 @@ class Sharded:
 
     @property
     def casts(self) -> bool:
-        """Return whether the parameters are computed with in another dtype than they are stored in."""
+        """Return whether the compute dtype differs from the dtype of the shard."""
         return self.precision.compute != self.precision.original
 
 
 class Gather:
-    """The gather of one unit; this base class is that of one rank without a cast."""
+    """The gather of one unit. This base class is the gather of one rank without a cast."""
 
-    # Whether gathering is work of other streams that computation waits for.
+    # Whether gathering runs on other streams, so that the compute stream must wait.
     fetches = False
-    # Whether the gathered parameters have memory besides the shard's.
+    # Whether the unsharded parameters have memory besides the shard.
     owns_memory = False
-    # Whether they are copied out of what was gathered, into memory of the stream of computation.
+    # Whether a copy-out fills the parameters from the gather buffer, in memory of the compute stream.
     copies_out = False
-    # Whether they are views of one buffer, with version counters that nothing else moves.
+    # Whether the parameters are views of one buffer, with version counters that only the unit changes.
     makes_views = True
-    # Whether a part of them is kept from forward to backward: ``keep`` and ``show_kept``.
+    # Whether a larger shard is kept from forward to backward: ``keep`` and ``show_kept``.
     keeps = False
-    # Whether such a part is there, so that the next gather starts from it.
+    # Whether there is a kept shard now, from which the next gather starts.
     holds = False
 
     def __init__(self, sharded: Sharded) -> None:
         self.sharded = sharded
         self.layout = sharded.layout
         self.work: Any = None
-        # What was issued and is not waited for: the work of the backend, and its end on the stream.
+        # ``work`` and ``event`` of an issued gather, until ``finish`` waits for them.
         self.event: Event | None = None
-        # Writes this rank's part to where the gather wants it, where that is not the shard itself.
+        # Copies this rank's part to the input of the gather, if that is not the shard itself.
         self.copy: ShardCopy | None = None
         self._full: FlatBuffer | None = None
 
     @property
     def nbytes(self) -> int:
-        """Return bytes that gathering takes and freeing gives back."""
+        """Return the bytes that gathering allocates and resharding frees."""
         return self.layout.full_numel * self.sharded.precision.compute.itemsize if self.owns_memory else 0
 
     def start(self, context: Context) -> None:
-        """Issue the gather, from the shard as it is now."""
+        """Issue the gather of the current shard."""
 
     def finish(self, context: Context) -> None:
-        """Make computation wait for what ``start`` issued."""
+        """Make the compute stream wait for the gather that ``start`` issued."""
         if self.work is not None:
             self.work.wait()
             self.work = None
             if self.copy is not None:
                 self.copy.free()
-        # Invariant: no forward or backward reads a buffer before computation waits for the gather that fills
-        # it (tests/impl/values, mutant "no finish of the gather").
+        # Invariant: no forward or backward reads a buffer before the compute stream waits for the gather that
+        # fills it (tests/impl/values, mutant "no finish of the gather").
         if self.event is not None:
             context.streams.compute.wait(self.event)
             self.event = None
 
     def fill(self, context: Context, hold: int) -> None:
-        """Fill the parameters' memory from what was gathered, on the stream of computation.
+        """Fill the parameters' memory from the gather buffer, on the compute stream.
 
         Args:
-            hold: how many gather buffers may stay allocated until the next one is waited for.
+            hold: how many gather buffers may stay allocated until the next wait.
         """
 
     def memory(self) -> torch.Tensor:
@@ -123,12 +123,12 @@ class Gather:
 
     @torch.inference_mode(False)
     def make_parameters(self, parameters: Sequence[UnitParameter]) -> list[nn.Parameter]:
-        """Make the gathered parameters over ``memory``, once; later gathers fill the same ones."""
+        """Make the unsharded parameters over ``memory``. Called once; later gathers fill the same objects."""
         storage, made = self.memory(), list[nn.Parameter]()
         for segment, parameter in zip(self.layout.segments, parameters, strict=True):
             start = segment.full_offset if self.owns_memory else segment.shard_offset
-            # Invariant: a parameter's version is moved by its unit alone, never by writes to the buffer, so
-            # `.data` of each slice (tests/impl/values: a gather of equal values changes nothing to autograd).
+            # Invariant: only the unit changes a parameter's version, not writes to the buffer, hence `.data`
+            # (tests/impl/values: for autograd a gather of equal values changes nothing).
             view = storage[start : start + segment.numel].view(segment.shape).data
             if parameter.whole is not None:
                 view = parameter.whole.unsharded(view)
@@ -136,29 +136,29 @@ class Gather:
         return made
 
     def free(self, context: Context, hold: int) -> None:
-        """Give the parameters' memory back; ``hold`` as in ``Handover.release``."""
+        """Free the parameters' memory; ``hold`` as in ``Handover.release``."""
 
     def abandon(self, context: Context) -> None:
-        """Let a gather that was issued finish, and keep nothing of it."""
+        """Wait for an issued gather and drop its result."""
 
     def keep(self, context: Context) -> None:
-        """Keep a part of the gathered parameters, which are freed next."""
+        """Keep a larger shard of the unsharded parameters, which are freed next."""
 
     def show_kept(self, trained: Sequence[nn.Parameter]) -> None:
-        """Let the modules show what ``keep`` kept; ``trained`` are the sharded parameters."""
+        """Make the modules show the kept shard; ``trained`` are the sharded parameters."""
 
     def drop(self) -> None:
-        """Free what ``keep`` kept, where backward did not gather it."""
+        """Free the kept shard, if there is one."""
 
     def take_over(self, before: "Gather") -> bool:
-        """Take over the parameters' memory from the gather ``before``; false where that is not possible."""
+        """Take over the parameters' memory from the gather ``before``; return False if not possible."""
         if self.copies_out and before.copies_out:
             self._full = before._full
             return True
         return not self.owns_memory
 
     def take_full(self, context: Context) -> FlatBuffer:
-        """Take the buffer of the parameters, where they are copied out of what was gathered."""
+        """Allocate and return the buffer of the parameters that the copy-out or cast fills."""
         if self._full is None:
             compute = context.streams.compute
             dtype = self.sharded.precision.compute
@@ -168,7 +168,7 @@ class Gather:
 
 
 class Cast(Gather):
-    """One rank: the shard is cast to the dtype of computation."""
+    """One rank: casts the shard to the compute dtype."""
 
     owns_memory = True
 
@@ -181,7 +181,7 @@ class Cast(Gather):
 
 
 class FromHost(Gather):
-    """One rank with CPU offload: the shard is copied to the device, and cast on the way."""
+    """One rank with CPU offload: copies the shard to the device and casts it."""
 
     fetches = owns_memory = True
 
@@ -203,7 +203,7 @@ class FromHost(Gather):
         self.event = self._copy_shard(context, in_place=True)
 
     def _copy_shard(self, context: Context, in_place: bool) -> Event | None:
-        """Write the shard into the gather buffer or a buffer of its own; returns the copy's event."""
+        """Copy the shard into the gather buffer, or into a separate one, and return the copy's event."""
         copy, stream, sharded = self.copy, context.streams.copy_in, self.sharded
         assert copy is not None
         with stream:
@@ -245,21 +245,21 @@ class FromHost(Gather):
 
 
 class Flat(FromHost):
-    """An all-gather whose output is the parameters."""
+    """An all-gather straight into the parameters' memory."""
 
     def start(self, context: Context) -> None:
         streams, sharded = context.streams, self.sharded
         copy, custom, group = self.copy, sharded.custom, sharded.groups.shard
         assert group is not None
-        # With events this rank's part is written to where the all-gather wants it, and needs no memory of its
-        # own: the copy-in stream owns the gather buffer then. With record_stream a buffer that two streams
-        # use comes back later than one that only computation uses: there the part has a small buffer instead.
+        # With events, this rank's part is written in place into the gather buffer, which copy-in then owns.
+        # With record_stream, a buffer that two streams use is freed later than one that only compute uses, so
+        # the part gets a small separate buffer.
         events = context.handover.mode is MemoryHandover.EVENTS
         in_place = copy is not None and (events or custom is not None)
         if copy is not None:
             streams.all_gather.wait(self._copy_shard(context, in_place))
-        # Without a copy the shard itself is read: that computation wrote it is waited for once an iteration
-        # (``Context.let_gathers_wait``), not at each gather.
+        # Without a copy, the all-gather reads the shard. It waits for the compute stream, which wrote the
+        # shard, once an iteration (``Context.let_gathers_wait``), not at each gather.
         with streams.all_gather:
             if not in_place:
                 self._take_gathered(context, streams.all_gather)
@@ -269,15 +269,15 @@ class Flat(FromHost):
             if streams.has_streams:
                 self.event = streams.all_gather.record()
         if custom is not None:
-            self._own_part = None  # a part of memory that is dropped after the copy out
+            self._own_part = None  # a view of memory that is dropped after the copy-out
         if copy is not None and not in_place and streams.has_streams:
-            # Memory of copy-in that the all-gather reads; without streams ``finish`` frees it.
+            # The all-gather reads memory that copy-in owns; without streams ``finish`` frees it.
             streams.all_gather.keep(source)
             copy.free()
 
 
 class Packed(Flat):
-    """An all-gather into a temporary buffer, out of which one fused copy fills the parameters."""
+    """An all-gather into a temporary buffer, from which one fused copy-out fills the parameters."""
 
     copies_out = True
     _copy_out: CopyOut | None = None
@@ -286,7 +286,7 @@ class Packed(Flat):
         gathered = self._gathered
         assert gathered is not None
         if hold:
-            # Held for the unit before: its owner waits from now on, behind this unit's gather.
+            # Free the buffer held for the unit before: its owner now waits after this unit's gather.
             context.handover.trim()
         full = self.take_full(context)
         if self._copy_out is None:
@@ -294,7 +294,7 @@ class Packed(Flat):
             source = gathered.tensor if keeps else None
             self._copy_out = CopyOut(self.layout, full.tensor, source=source)
         self._copy_out(gathered.tensor)
-        # Computation reads the gathered buffer last here: the next all-gather into it waits for this point.
+        # The copy-out is the last read of the gather buffer; the next all-gather waits for this point.
         context.handover.release(gathered, context.streams.compute, hold)
 
     def free(self, context: Context, hold: int) -> None:
@@ -304,12 +304,12 @@ class Packed(Flat):
 
 
 class ByPeers(Packed):
-    """A broadcast of each rank's shard, on gloo: this rank's part is copied to its places meanwhile.
+    """A broadcast of each rank's shard, on gloo. The copy of this rank's part to its places overlaps.
 
     ::
 
         shard of rank 1     a1 b1 ──────────────copy───────────────> full: a0 a1 a2  b0 b1 b2
-        received            a0 b0 | a2 b2   (of ranks 0 and 2) ──────────> ^     ^   ^     ^
+        received            a0 b0 | a2 b2   (from ranks 0 and 2) ────────> ^     ^   ^     ^
     """
 
     _received: torch.Tensor | None = None
@@ -325,7 +325,7 @@ class ByPeers(Packed):
         by_rank = [*received[:mine].unbind(), shard, *received[mine:].unbind()]
         self.work = comm.gather_by_broadcasts(by_rank, group)
         parts = shard.split([segment.shard_padded_numel for segment in layout.segments])
-        # Beside the broadcasts, which write ``received`` alone: this rank's part is in place when they end.
+        # This copy overlaps with the broadcasts, which only write to ``received``.
         foreach_copy_([whole[mine] for whole in places(layout, full)], parts)
 
     def fill(self, context: Context, hold: int) -> None:
@@ -346,11 +346,11 @@ class ByPeers(Packed):
 
 
 class Grouped(Flat):
-    """Each large parameter is gathered straight into its place; the small ones share a packed collective.
+    """One all-gather into each large parameter in place, and a packed one for all small parameters.
 
-    A chunked layout cuts each parameter into rows, so what an all-gather *of that parameter alone* returns is
-    the parameter. All are one call into the backend (``*_coalesced``), which NCCL runs as one group of one
-    launch. On rank 1 of 2, with the large parameters a and b and the small ones c and d::
+    A chunked layout shards each parameter by rows, so the output of an all-gather *of one parameter* is the
+    parameter itself. All all-gathers are one call into the backend (``*_coalesced``), which NCCL runs as one
+    group with one launch. On rank 1 of 2, with large parameters a and b and small ones c and d::
 
         shard      a1 b1 c1 d1
                    |  |  +--+-----------------------------+
@@ -376,7 +376,7 @@ class Grouped(Flat):
 
     @property
     def numel(self) -> int:
-        """Return elements of the buffer: the parameters, and what is packed of all ranks behind them."""
+        """Return the elements of the buffer: the parameters, then the output of the packed all-gather."""
         return self.layout.full_numel + (0 if self._packed is None else self._packed.gathered_numel)
 
     def start(self, context: Context) -> None:
@@ -389,9 +389,9 @@ class Grouped(Flat):
             if not self._outputs:
                 self._make_views(buffer)
             if casts:
-                foreach_copy_(self._own, self._parts)  # one fused cast, to where the collectives read it
+                foreach_copy_(self._own, self._parts)  # one fused cast into the inputs of the collectives
         if casts:
-            streams.all_gather.follow(owner)  # the parts are cast on copy-in
+            streams.all_gather.follow(owner)  # copy-in casts the inputs
         with streams.all_gather:
             inputs = self._own if casts else self._parts
             self.work = comm.all_gather_grouped(self._outputs, inputs, group, not streams.has_streams)
@@ -418,7 +418,7 @@ MakeGather = Callable[[Sharded], Gather]
 
 
 def choose_gather(sharded: Sharded) -> "Gather":
-    """Return the way of gathering for the layout, the group's backend and what else ``sharded`` says."""
+    """Choose the gather by the layout, the backend of the group and the rest of ``sharded``."""
     group, layout, usual = sharded.groups.shard, sharded.layout, sharded.custom is None
     if group is None:
         if sharded.offload is not None:

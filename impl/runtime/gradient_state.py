@@ -27,7 +27,7 @@ class CommHook:
     """A user's communication hook with its state.
 
     Attributes:
-        compresses: the hook casts by itself, so it gets gradients in the dtype in which they were computed.
+        compresses: whether the hook casts gradients itself; it then gets them in the compute dtype.
     """
 
     function: Callable[..., None]
@@ -35,10 +35,10 @@ class CommHook:
     compresses: bool
 
     def reduce(self, gradient: torch.Tensor, output: torch.Tensor | None, where: str) -> None:
-        """Call the hook for the unit ``where``; ``output`` is ``None`` for replicas.
+        """Call the hook for the unit ``where``; ``output`` is ``None`` if the unit is not sharded.
 
         Raises:
-            TypeError: the hook does not take the arguments of such a unit.
+            TypeError: the hook does not accept these arguments.
         """
         given = (gradient,) if output is None else (gradient, output)
         try:
@@ -51,7 +51,7 @@ class CommHook:
 
 @dataclass(frozen=True)
 class PartialSum:
-    """A sum over one shard group: of which parameters, where each one's part starts, and the parts, 1-D."""
+    """A sum over one shard group: parameter indices, offset of each parameter's part, and the 1-D parts."""
 
     which: Sequence[int]
     offsets: Sequence[int]
@@ -62,37 +62,37 @@ class PartialSum:
 class GradientState:
     """A unit's settings of gradient reduction, and the gradients that it keeps between backward passes."""
 
-    # Reduce at all; off while accumulating without communication.
+    # Whether to reduce; False while accumulating without communication.
     synchronize: bool = True
-    # Sum over replicas; off while accumulating with reduce-scatter only.
+    # Whether to all-reduce over replicas; False while accumulating with reduce-scatter only.
     all_reduce: bool = True
-    # Reduce zeros for parameters without a gradient, so that ranks may use different ones.
+    # Reduce zeros for parameters without a gradient, so that ranks may use different parameters.
     unused_as_zero: bool = False
     divide_factor: float | None = None
     force_sum: bool = False
-    # Reduces instead of the reducer.
+    # The user's hook that replaces the collectives.
     comm_hook: CommHook | None = None
-    # Reduce-scatters instead of the backend, in memory of its own.
+    # A custom reduce-scatter, which allocates its own memory.
     reduce_scatter: ReduceScatter | None = None
-    # Called with the reduced shard before delivery, on ``hook_stream`` or the stream of all-reduces.
+    # Called with the reduced shard before delivery, on ``hook_stream`` or else on the all-reduce stream.
     all_reduce_hook: Callable[[torch.Tensor], None] | None = None
     hook_stream: Stream | None = None
-    # How many units' gradients may be kept until they are copied, before computation waits for one.
+    # Number of units whose gradients may wait for their copy-in before the compute stream waits.
     held: int = 1
-    # Unsharded gradients in the reduce dtype, kept where autograd's own accumulation would be in a lower one.
+    # Unsharded gradients accumulated in the reduce dtype, if autograd would accumulate in a lower one.
     accumulated: dict[int, torch.Tensor] = field(default_factory=dict)
-    # A reduce-scattered gradient that awaits its all-reduce.
+    # A reduce-scattered gradient that is not all-reduced yet.
     partial: PartialSum | None = None
-    # Whether backward passes that are over left gradients here that are not reduced, or not on all ranks.
+    # Whether earlier backward passes left gradients that are not reduced, or not over all ranks.
     held_back: bool = False
 
     @property
     def replaced(self) -> bool:
-        """Return whether something else than the backend reduces, or has memory of its own for it."""
+        """Return whether a communication hook or a custom collective reduces instead of the backend."""
         return self.comm_hook is not None or self.reduce_scatter is not None
 
     def drop(self, unsharded: Sequence[nn.Parameter]) -> None:
-        """Forget what was not reduced yet, at the unit's ``unsharded`` parameters too."""
+        """Drop gradients that were not reduced yet, also those of the unit's ``unsharded`` parameters."""
         self.accumulated.clear()
         self.partial = None
         self.held_back = False
@@ -101,15 +101,15 @@ class GradientState:
 
 
 def any_gradient(parameters: Iterable[nn.Parameter]) -> bool:
-    """Return whether one of them has a gradient."""
+    """Return whether any of ``parameters`` has a gradient."""
     return not all(map(is_, map(GRAD, parameters), NONE))
 
 
 def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> bool:
-    """Run the hooks of the sharded parameters ``which``, which their gradients do not reach through autograd.
+    """Run the post-accumulate-grad hooks of the sharded parameters ``which``; autograd does not reach them.
 
-    Optimizers of ``_apply_optimizer_in_backward`` step with the reduced gradient, and drop it. Return whether
-    there are any, also if this rank has no element to step on.
+    Optimizers of ``_apply_optimizer_in_backward`` step with the reduced gradient and drop it. Return whether
+    there are such optimizers, even if this rank has no elements to step on.
     """
     with DisableTorchFunction():
         if not any(map(_HOOKS, sharded)) and not any(map(hasattr, sharded, _ALWAYS)):
@@ -121,7 +121,7 @@ def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> 
         ]
     for parameter in arrived:
         for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
-            if parameter.grad is not None:  # this rank has elements of it, and no hook before dropped it
+            if parameter.grad is not None:  # this rank has elements, and no earlier hook dropped the gradient
                 hook(parameter)
         if OPTIMIZERS in parameter.__dict__ and parameter.grad is not None:
             for optimizer in parameter.__dict__[OPTIMIZERS]:

@@ -1,19 +1,19 @@
 """The hooks by which modules and autograd call the runtime.
 
-A *stage*, one wrapped module or several that are wrapped as one, is called at four points::
+The hooks of a *stage* (one wrapped module, or several wrapped as one) run at four points::
 
     pre_forward    module is entered        gather, wait, cast inputs, put a boundary on the inputs
-    post_forward   module returned          free, remember the order, hook the outputs
-    pre_backward   an output got its grad   gather, wait, prefetch (only the first output does)
-    post_backward  all inputs got theirs    free, reduce gradients
+    post_forward   module returned          free, record the order, hook the outputs
+    pre_backward   an output got its grad   gather, wait, prefetch (only for the first output)
+    post_backward  all inputs got grads     free, reduce gradients
 
-``post_backward`` depends on the ``Boundary``, an autograd node through which the inputs pass: autograd works
-backwards through the graph in the reverse order of creation, so when that node runs everything inside the
-module is done, also where the parameters are frozen. A module whose inputs need no gradient has no such node;
-its post-backward runs when the whole backward ends, as does that of modules whose output went unused.
+``post_backward`` runs in the backward of the ``Boundary``, an autograd node through which the inputs pass.
+Autograd runs nodes in the reverse order of their creation. So when that node runs, the backward of everything
+inside the module is done, even if the parameters are frozen. A module whose inputs need no gradient has no
+such node; its post-backward runs at the end of the whole backward, as for modules whose output was not used.
 
 Recomputed forwards (activation checkpointing) run inside backward. They only make sure that parameters are
-there: what frees them again is the post-backward of the same backward.
+unsharded; the post-backward of the same backward frees them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,29 +39,29 @@ from .presentation import NOT_SHOWN, VERSION, plain_name
 from .stage import Stage, StageState
 from .tree import Runtime, of_compiled_autograd, refuse_compiled_autograd
 
-# Attribute (kept out of the module's own registries) that holds a wrapped module's hooks.
+# Attribute of a wrapped module that holds its hooks, outside of the module's registries.
 _HOOKS = "_fsdp_hooks"
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 in_transform = are_functorch_transforms_active
-# What gathers and frees is not a part of what ``torch.func`` transforms.
+# Gathering and freeing must not be part of the ``torch.func`` transform.
 outside_transforms = DisableFuncTorch
 
 
 def skip_frame(function: Any) -> Any:
-    """Keep the compiler from ``function``, not from what it calls, as ``torch._dynamo.decorators.skip`` does,
-    whose import takes a quarter second."""
+    """Make the compiler skip ``function`` but not the functions that it calls, as
+    ``torch._dynamo.decorators.skip`` does, whose import takes 0.25 s."""
     set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
     function._torchdynamo_disable = True
     return function
 
 
 class Boundary(torch.autograd.Function):
-    """The inputs of a stage pass through it unchanged; in backward it tells that all inside is done.
+    """An identity on the inputs of a stage whose backward runs after the backward of the whole stage.
 
-    What comes out is not a view of the inputs, which could not be changed in place, but has their memory and
-    version (``_hand_back``). Without ``setup_context``, for which torch inspects the signature of ``forward``
-    at each call.
+    The outputs are not views of the inputs, which could not be changed in place, but share their memory and
+    version (``_hand_back``). There is no ``setup_context``, because torch would then inspect the signature of
+    ``forward`` at each call.
     """
 
     @staticmethod
@@ -81,12 +81,12 @@ class Boundary(torch.autograd.Function):
         return (None, *gradients)
 
 
-# ``Boundary.apply`` without what torch asks before: whether there are transforms, a signature to inspect.
+# ``Boundary.apply`` without torch's checks for transforms and its inspection of the signature.
 _pass_boundary: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function, Boundary).apply
 
 
 class _ChangedInside(torch.autograd.Function):
-    """Gives inputs of a stage, the first half of ``tensors``, the history of what was passed into it."""
+    """Gives inputs of a stage, the first half of ``tensors``, the history of the boundary's outputs."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -101,7 +101,7 @@ class _ChangedInside(torch.autograd.Function):
 
 
 class _TransformedBoundary(torch.autograd.Function):
-    """The boundary inside of ``torch.func``."""
+    """The boundary inside a ``torch.func`` transform."""
 
     generate_vmap_rule = True
     jvp = Boundary.jvp
@@ -118,11 +118,11 @@ class _TransformedBoundary(torch.autograd.Function):
 
 
 class _Output(torch.autograd.Function):
-    """An output of a stage passes through it unchanged; its backward is the stage's pre-backward."""
+    """An identity on an output of a stage. Its backward is the stage's pre-backward."""
 
     generate_vmap_rule = True
     setup_context = _TransformedBoundary.setup_context
-    # Called before any node of the graph runs, where that is compiled.
+    # Compiled autograd calls this before any node of the graph runs.
     _compiled_autograd_key = staticmethod(refuse_compiled_autograd)
 
     @staticmethod
@@ -140,11 +140,11 @@ class _Output(torch.autograd.Function):
 
 
 class ModuleHooks:
-    """The hooks of one stage, which its modules and autograd call.
+    """The hooks of one stage. Its modules and autograd call them.
 
     Args:
         input_dtype: floating point inputs are cast to it.
-        root_input_dtype: the same, only where this stage is the outermost.
+        root_input_dtype: floating point inputs are cast to it if this stage is the outermost.
         output_dtype: floating point outputs are cast to it.
     """
 
@@ -166,7 +166,7 @@ class ModuleHooks:
 
     @property
     def runtime(self) -> Runtime:
-        """Return the tree's runtime; the first stage that asks becomes the root of its tree."""
+        """Return the tree's runtime. The first stage to access it becomes the root of a new tree."""
         if not self.stage.in_tree:
             self._find_tree()
         assert self._runtime is not None
@@ -174,8 +174,8 @@ class ModuleHooks:
 
     @property
     def runtime_by_hand(self) -> Runtime:
-        """Return the runtime before the first forward: several modules wrapped as one are not a root,
-        and so are a tree of their own until it runs."""
+        """Return the runtime, also before the first forward. Several modules wrapped as one cannot be a root,
+        so until then they form a tree of their own."""
         stage = self.stage
         if not stage.in_tree and len(stage.modules) > 1:
             name = ", ".join(type(module).__name__ for module in stage.modules)
@@ -187,8 +187,8 @@ class ModuleHooks:
         """Find the stages below this one's module, name their units, and join them in one runtime.
 
         Raises:
-            RuntimeError: a stage inside already ran as a root of its own.
-            ValueError: units on different devices.
+            RuntimeError: a stage inside already ran as a root.
+            ValueError: units are on different devices.
         """
         root = self.stage
         names: dict[ModuleHooks, list[str]] = {}
@@ -214,13 +214,13 @@ class ModuleHooks:
                 hooks.stage.join(runtime.context, ", ".join(own), is_root=hooks is self)
         except BaseException:
             for stage in stages:
-                stage.leave()  # none of them is half in a tree: the user may mend what was wrong
+                stage.leave()  # leave no stage half in a tree: the user may fix the error and retry
             raise
 
     # -- forward ---------------------------------------------------------------------------------------------
 
     def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        """Hook before a module's forward; returns the inputs to run it with."""
+        """Run before a module's forward (forward pre-hook) and return its inputs."""
         runtime, stage = self.runtime, self.stage
         recomputing = current_graph_task_id() != -1
         idle = stage.state is StageState.IDLE and runtime.forward_root is not stage
@@ -237,7 +237,7 @@ class ModuleHooks:
         if runtime.forward_root is None and (stage.is_root or not recomputing):
             if not recomputing:
                 runtime.begin_forward(stage)
-            # Invariant: a recomputed forward gets the dtypes of the first one, the root's inputs too
+            # Invariant: a recomputed forward gets inputs of the same dtypes as the first, also in the root
             # (tests/impl/named_trees.py: checkpoint_wrapper around the root in mixed precision).
             if runtime.context.streams.has_streams:
                 args, kwargs = self._cast(mover(stage.device), args, kwargs)
@@ -287,16 +287,16 @@ class ModuleHooks:
         return map_tensors(replace, args), map_tensors(replace, kwargs) if kwargs else kwargs
 
     def _hand_back(self, output: Any, inputs: Sequence[torch.Tensor], passed: Sequence[torch.Tensor]) -> Any:
-        """Let the caller see ``inputs`` that the stage changed in place, as what ``passed`` the boundary.
+        """Make in-place changes to ``passed``, the outputs of the boundary, visible on ``inputs``.
 
         Returns:
-            ``output``, with the inputs themselves where it has what passed the boundary for them.
+            ``output`` with outputs of the boundary replaced by the corresponding inputs.
 
         Raises:
-            RuntimeError: another input shares the memory of one that was changed, or autograd refuses the
-                change (of a leaf that requires a gradient).
+            RuntimeError: another input shares the memory of a changed one, or autograd refuses the change (of
+                a leaf that requires a gradient).
         """
-        # Without a history of its own a change (in no_grad) is complete: the memory is the same.
+        # A change under no_grad has no history to copy and is visible already: the memory is the same.
         changed = [
             (given, inner)
             for given, inner in zip(inputs, passed, strict=True)
@@ -307,13 +307,13 @@ class ModuleHooks:
         if len({inner.untyped_storage()._cdata for inner in passed}) < len(passed):
             raise RuntimeError(error_text("hooks.hand_back"))
         given, inner = [given for given, _ in changed], [inner for _, inner in changed]
-        with preserve_versions(tuple(given)):  # they were written to once, and that was counted
+        with preserve_versions(tuple(given)):  # the write has already incremented their versions
             _ChangedInside.apply(*given, *inner)
         originals = {id(inner): given for given, inner in changed}
         return map_tensors(lambda tensor: originals.get(id(tensor), tensor), output)
 
     def post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Hook after a module's forward; returns the output to hand on."""
+        """Run after a module's forward (forward hook) and return its output."""
         stage = self.stage
         if stage.state is StageState.BACKWARD:
             for unit in stage.units:
@@ -359,8 +359,8 @@ class ModuleHooks:
     def _hook_outputs(self, output: Any) -> Any:
         tensors = [output] if isinstance(output, torch.Tensor) else collect_grad_tensors(output, [], set())
         for tensor in tensors:
-            # An operation in place on a view (x += y) gives it another node, without the hooks of the one
-            # before; the node of the tensor that it is a view of stays in the graph.
+            # An in-place operation on a view (x += y) replaces its node and so drops its hooks. The node of
+            # its base stays in the graph.
             for each in (tensor, tensor._base):
                 if each is not None and each.requires_grad:
                     if each.grad_fn is None:
@@ -372,7 +372,7 @@ class ModuleHooks:
         return output
 
     def _hook_transformed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Inside ``torch.func`` an output may not show that it requires a gradient."""
+        """Hook an output inside ``torch.func``, where ``requires_grad`` may be False despite a gradient."""
         inexact = tensor.is_floating_point() or tensor.is_complex()
         if not inexact or (tensor.requires_grad and in_transform()):
             return tensor
@@ -381,14 +381,14 @@ class ModuleHooks:
     # -- backward --------------------------------------------------------------------------------------------
 
     def pre_backward(self, gradient: torch.Tensor) -> None:
-        """Hook on every output's gradient: the first one unshards."""
+        """Run when an output gets its gradient (tensor hook). Only the first call unshards."""
         stage = self.stage
         if stage.state is StageState.BACKWARD:
             return
         runtime = self._runtime
         assert runtime is not None
-        # First: if what follows raises, the next forward knows by it that this backward failed.
-        if not runtime.callback_queued:  # Invariant: once a backward pass, by whichever stage comes first
+        # This comes first: if a later statement raises, the flag tells the next forward that backward failed.
+        if not runtime.callback_queued:  # Invariant: once in a backward pass, by the first stage
             runtime.begin_backward()
         for unit in stage.units:
             if unit.presentation.before_backward is not None:
@@ -400,20 +400,20 @@ class ModuleHooks:
                     runtime.schedule.enter_backward(stage)
 
     def post_backward(self) -> None:
-        """End a stage's backward: all inputs got their gradients."""
+        """Run when all inputs of the stage have their gradients (backward of the boundary)."""
         runtime = self._runtime
         assert runtime is not None
-        if not runtime.callback_queued:  # no output's hook did, where modules wrapped as one ran in part
+        if not runtime.callback_queued:  # no output hook ran, if only some of the modules wrapped as one ran
             runtime.begin_backward()
         if self.stage.state is not StageState.BACKWARD:
-            # Invariant: no gradient is reduced beside a gather that nothing waited for (tests/impl/values,
-            # mutant "no check before post-backward").
+            # Invariant: no gradient is reduced while a gather that nothing waited for is in flight
+            # (tests/impl/values, mutant "no check before post-backward").
             self.stage.check_entered()
         runtime.post_backward(self.stage)
 
 
 def hooks_of(module: nn.Module) -> "ModuleHooks | None":
-    """Return the hooks of a wrapped module, ``None`` for others."""
+    """Return the hooks of a wrapped module, ``None`` for other modules."""
     return module.__dict__.get(_HOOKS)
 
 
@@ -428,6 +428,6 @@ def stages_in(root: nn.Module) -> Iterator[tuple[Stage, str]]:
 
 
 def stage_of(module: nn.Module) -> Stage | None:
-    """Return the stage of a wrapped module, ``None`` for others."""
+    """Return the stage of a wrapped module, ``None`` for other modules."""
     hooks = module.__dict__.get(_HOOKS)
     return None if hooks is None else hooks.stage

@@ -1,4 +1,4 @@
-"""The modules, parameters with their places, and buffers of one wrapped module and of none inside it."""
+"""Find the modules, parameters and buffers of a wrapped module that no wrapped module inside it owns."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from ..shared.torch_internals import REGISTRY_KEY, RegistryItem, is_traceable_wr
 from .hooks import stage_of
 from .presentation import FLAT_NAME, ModulePlace, UnitParameter
 
-# torch's record of the composable APIs that were applied to a module: ours and torch's see each other there.
+# torch's registry of the composable APIs applied to a module. Our ``fully_shard`` and torch's share it.
 #
-# ``replicate`` leaves alone what ``fully_shard`` manages, and the other way round::
+# ``replicate`` ignores modules that ``fully_shard`` manages, and vice versa::
 #
 #     fully_shard(model.experts)   # sharded
 #     replicate(model)             # the rest, by DDP
@@ -24,28 +24,28 @@ _NAME, _REPLICATE = "fully_shard", "replicate"
 
 
 def check_not_applied(module: nn.Module) -> None:
-    """Raise AssertionError if ``fully_shard``, ours or torch's, was applied to this very module before."""
+    """Raise AssertionError if ``fully_shard``, ours or torch's, was already applied to this module."""
     if _NAME in module.__dict__.get(REGISTRY_KEY, ()):
         raise AssertionError(error_text("ownership.check_not_applied", type(module).__name__))
 
 
 def mark_applied(module: nn.Module) -> None:
-    """Note that ``fully_shard`` was applied to ``module``."""
+    """Record that ``fully_shard`` was applied to ``module``."""
     registry: dict[str, Any] = module.__dict__.setdefault(REGISTRY_KEY, {})
     registry[_NAME] = RegistryItem()
 
 
 def is_replicated(module: nn.Module) -> bool:
-    """Return whether DDP manages ``module``, by torch's ``replicate``."""
+    """Return whether torch's ``replicate`` (DDP) was applied to ``module``."""
     return _REPLICATE in module.__dict__.get(REGISTRY_KEY, ())
 
 
-# Attribute left on an original parameter: the unit that took it. A second unit with it holds a tied weight.
+# Attribute of an original parameter: the unit that took it. If a second unit finds it, the weight is tied.
 _OWNER = "_fsdp_unit_of"
 
 
 class Ignored:
-    """Modules and parameters to leave alone."""
+    """Modules and parameters that FSDP ignores."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Ignored:
 
 
 class Owned:
-    """The modules below ``roots`` that no stage inside took, and the parameters and buffers in them.
+    """The modules of ``roots`` that belong to no wrapped module inside, with their parameters and buffers.
 
-    ``modules`` maps each to its name; ``find_parameters`` fills ``places`` and ``fqns``.
+    ``modules`` maps each module to its name; ``find_parameters`` fills ``places`` and ``fqns``.
     """
 
     def __init__(self, roots: Sequence[nn.Module], ignored: Ignored) -> None:
@@ -86,15 +86,15 @@ class Owned:
             self._visit(child, f"{name}.{child_name}" if name else child_name)
 
     def find_parameters(self) -> None:
-        """Record every parameter with its name and places, a tied one once.
+        """Record every parameter with its name and places. A tied parameter is recorded once.
 
         Raises:
-            ValueError: a parameter that an earlier unit took (a weight tied across units).
+            ValueError: an earlier unit took one of the parameters (a weight tied across units).
         """
         for module, module_name in self.modules.items():
             for name, parameter in module._parameters.items():
                 if parameter is None or parameter in self._ignored.parameters or name == FLAT_NAME:
-                    continue  # a flat parameter stays with its wrapper, where this module stands twice
+                    continue  # a flat parameter belongs to its wrapper, even if this module occurs twice
                 fqn = f"{module_name}.{name}" if module_name else name
                 if hasattr(parameter, _OWNER):
                     raise ValueError(
@@ -104,7 +104,7 @@ class Owned:
                 self.fqns.setdefault(parameter, fqn)
 
     def describe(self, parameter: nn.Parameter) -> UnitParameter:
-        """Return what a unit knows about ``parameter``."""
+        """Return the ``UnitParameter`` that describes ``parameter``."""
         return UnitParameter(self.fqns[parameter], tuple(self.places[parameter]), parameter.requires_grad)
 
     def take(self) -> None:
@@ -113,10 +113,10 @@ class Owned:
             setattr(parameter, _OWNER, self.title)
 
     def move(self, device: torch.device, *, parameters: bool = True) -> None:
-        """Put parameters and buffers on ``device``; what is on the meta device stays there.
+        """Move parameters and buffers to ``device``, except those on the meta device.
 
         Args:
-            parameters: whether to move these too; those that are offloaded are cut where they are.
+            parameters: whether to move parameters; offloaded ones are sharded where they are.
         """
         for parameter, fqn in self.fqns.items() if parameters else ():
             if parameter.device != device and parameter.device.type != "meta":

@@ -1,4 +1,4 @@
-"""The look of a unit from outside, which a front end decides: its parameters, gradients and names."""
+"""How a unit's parameters, gradients and names appear to the user, which the front end decides."""
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ from ..shared.placement import TensorParallel
 from ..shared.torch_internals import DisableTorchFunction, current_graph_task_id
 from .gradient_state import GradientState, any_gradient
 
-# The name under which an FSDP1 wrapper registers what it wraps.
+# The name under which an FSDP1 wrapper registers the wrapped module.
 WRAPPED = "_fsdp_wrapped_module"
-# The name under which the module that an FSDP1 wrapper wraps registers the flat parameter.
+# The name under which the module wrapped by FSDP1 registers the flat parameter.
 FLAT_NAME = "_flat_param"
-# The name under which a wrapper for activation checkpointing does.
+# The name under which a wrapper for activation checkpointing registers the wrapped module.
 CHECKPOINTED = "_checkpoint_wrapped_module"
-# What state dicts do not show. They do show the compiler's `_orig_mod`, as torch's do.
+# Parts of names that state dicts omit. Like torch's, they keep the compiler's `_orig_mod`.
 INSERTED = (WRAPPED, CHECKPOINTED)
-# What people need not see in a unit's name.
+# Parts of names that unit names omit.
 NOT_SHOWN = (*INSERTED, "_orig_mod")
 
 
 def plain_name(name: str, without: Sequence[str] = INSERTED) -> str:
-    """Return ``name`` without these parts; a trailing dot stays."""
+    """Return ``name`` without the parts in ``without``; a trailing dot stays."""
     if "_" not in name:
         return name
     return ".".join(part for part in name.split(".") if part not in without)
@@ -40,13 +40,13 @@ def plain_name(name: str, without: Sequence[str] = INSERTED) -> str:
 # -- where modules show parameters ---------------------------------------------------------------------------
 
 TRAINS = attrgetter("requires_grad")
-# How often a tensor was written to.
+# The version counter of a tensor.
 VERSION = attrgetter("_version")
 
 
 @dataclass(frozen=True)
 class ModulePlace:
-    """Where a parameter is registered; a parameter tied inside its unit has several places."""
+    """A module and the name under which it registers a parameter. A tied parameter has several places."""
 
     module: nn.Module
     name: str
@@ -54,12 +54,12 @@ class ModulePlace:
 
 @dataclass
 class UnitParameter:
-    """A parameter of a unit: its name in the root, its places and whether it is trained."""
+    """A parameter of a unit: its FQN, its places and whether it is trained."""
 
     fqn: str
     places: tuple[ModulePlace, ...]
     requires_grad: bool
-    # Its form while it is gathered, where that is not a plain tensor.
+    # The unsharded form, if that is not a plain tensor.
     whole: TensorParallel | None = None
 
 
@@ -72,7 +72,7 @@ def assignments(
     values: Sequence[torch.Tensor],
     registry_of: Callable[[nn.Module], dict[str, Any]],
 ) -> Assignments:
-    """Show each value at all places of its parameter, in the order of the parameters."""
+    """Build the assignments that show each value at all places of its parameter."""
     by_module: dict[nn.Module, dict[str, torch.Tensor]] = {}
     for parameter, value in zip(parameters, values, strict=True):
         for place in parameter.places:
@@ -81,18 +81,18 @@ def assignments(
 
 
 def show(where: Assignments) -> None:
-    """Put every parameter in its places."""
+    """Register every parameter at its places."""
     for registry, shown in where:
         registry.update(shown)
 
 
 def is_shown(where: Assignments) -> bool:
-    """Return whether every place still holds what was put there."""
+    """Return whether every place still holds the parameter registered by ``show``."""
     return all(all(map(is_, map(registry.get, shown), shown.values())) for registry, shown in where)
 
 
 class HoldsGradients(Protocol):
-    """Where unsharded gradients are between two backward passes: a unit."""
+    """An object that holds unsharded gradients between two backward passes: a unit."""
 
     plain: bool
     gradients: GradientState
@@ -100,67 +100,67 @@ class HoldsGradients(Protocol):
 
 
 class Unreduced(Protocol):
-    """The view of a unit's unsharded gradients between two backward passes."""
+    """The unreduced gradients of a unit as the user sees them between two backward passes."""
 
     shown: bool
 
     def show(self, unit: HoldsGradients) -> None:
-        """Show what a backward that did not reduce left, if anything."""
+        """Show the gradients of a backward that did not reduce, if there are any."""
 
     def take_back(self, unit: HoldsGradients) -> None:
-        """Follow what the user did, and show reduced gradients again, as another backward starts."""
+        """Apply the user's changes and show reduced gradients again, when another backward starts."""
 
 
 class Presentation(Protocol):
-    """The look of a unit's parameters and gradients from outside, which a front end decides."""
+    """How a unit's parameters and gradients appear to the user, which the front end decides."""
 
     def show_sharded(self) -> None:
-        """Let the modules show the sharded parameters, where they did not."""
+        """Make the modules show the sharded parameters, if they do not yet."""
         return
 
     def show_unsharded(self) -> None:
-        """Let the modules show the unsharded parameters."""
+        """Make the modules show the unsharded parameters."""
 
-    # The parameter that users see instead of the unit's own, where the front end has one.
+    # The parameter that users see instead of the unit's own, if the front end has one.
     flat_param: nn.Parameter | None = None
 
-    # Shows gradients that were not reduced yet, where the front end does.
+    # Shows gradients that were not reduced yet, if the front end does so.
     unreduced: Unreduced | None = None
 
-    # How often this rank wrote to the shard, as far as optimizers, version counters and new data show.
+    # Number of writes to the shard on this rank that optimizers, version counters and new data reveal.
     writes: int = 0
-    # How often it may have been, on any rank: gathers are decided by it, which are collective.
+    # Number of possible writes on any rank. It decides about gathers, which are collective.
     # Invariant: equal on all ranks, also on one that holds no element of the parameters that an optimizer
     # steps on (tests/impl/values, test_ranks_without_elements_agree).
     steps: int = 0
-    # Whether gradients of this unit were ever reduced, which all ranks do together.
+    # Whether gradients of this unit were ever reduced. All ranks reduce together.
     had_gradients: bool = False
-    # Whether the sharded parameters are shown between forward and backward, though the others are kept.
+    # Whether modules show the sharded parameters between forward and backward if the unsharded ones are kept.
     hides: bool = False
-    # Whether what forward does not free is freed after a forward without gradients.
+    # Whether a forward without grad frees parameters that ``reshard_after_forward`` keeps.
     drops_without_grad: bool = False
-    # Whether training refuses a forward that writes to its gathered parameters.
+    # Whether a forward in training raises if it writes to its unsharded parameters.
     refuses_writes: bool = False
-    # Raises where the sharded parameters changed since forward gathered them.
+    # Raises if the sharded parameters changed since forward gathered them.
     before_backward: Callable[[], None] | None = None
 
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
-        """Follow what the user did to the sharded parameters; whether new data was written to the shard.
+        """Apply the user's changes to the sharded parameters; return whether the shard was written to.
 
-        Called before each gather. ``before_write`` is called before the shard is written to.
+        Called before each gather. Calls ``before_write`` before it writes to the shard.
         """
 
     def changed(self) -> bool:
-        """Return whether the user wrote to the sharded parameters since, as far as that can be seen."""
+        """Return whether the user wrote to the sharded parameters since the gather, if detectable."""
 
     def follow_freezing(self) -> None:
-        """Freeze or thaw the unsharded parameters as the user did to the sharded ones since."""
+        """Copy ``requires_grad`` of the sharded parameters to the unsharded ones."""
 
     def trained(self) -> Sequence[nn.Parameter]:
-        """Return the parameters that an optimizer sees: those that hold this rank's part."""
+        """Return the parameters that the optimizer updates. They hold this rank's part."""
 
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Learn the unsharded parameters; called once, when they first exist."""
+        """Store the unsharded parameters; called once, when they are created."""
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         """Add the parts of a reduced flat gradient to the sharded parameters' ``grad``.
@@ -168,23 +168,23 @@ class Presentation(Protocol):
         Args:
             gradient: 1-D, the reduced local shard in the delivered dtype.
             which: indices of the parameters that take part, in order.
-            offsets: start of each one's part in ``gradient``.
+            offsets: start of each parameter's part in ``gradient``.
         """
 
     def readopt(self) -> torch.Tensor | None:
-        """Take up what the modules show now, after they were moved, materialised or loaded into.
+        """Adopt the parameters that the modules show now, after they were moved, materialised or loaded.
 
-        Returns a new flat shard if the parameters left the old one, else ``None``.
+        Return a new flat shard if the parameters are no longer views of the old one, else ``None``.
         """
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
-        """Add unsharded gradients of the parameters ``which``, which are the result where one rank is all."""
+        """Add one gradient for each of the parameters ``which`` to the sharded parameters' ``grad``."""
 
 
 class ShownInPlace(Presentation):
-    """Shows parameters where they are registered: the sharded ones, or the unsharded ones in their stead.
+    """Registers either the sharded or the unsharded parameters at the places of the original ones.
 
-    Its heirs set ``sharded`` and call ``_sharded_changed``.
+    Subclasses set ``sharded`` and call ``_sharded_changed``.
     """
 
     sharded: list[nn.Parameter]
@@ -195,7 +195,7 @@ class ShownInPlace(Presentation):
         self._cuts: dict[tuple[int, ...], Cuts] = {}
         self._versions: list[int] = []
         self._unsharded: list[nn.Parameter] = []
-        # Which sharded parameters required a gradient when the unsharded ones followed them last.
+        # ``requires_grad`` of the sharded parameters when it was last copied to the unsharded ones.
         self._trained: list[bool] = []
         self._show_sharded: Assignments = []
         self._show_unsharded: Assignments = []
@@ -207,7 +207,7 @@ class ShownInPlace(Presentation):
     def show_unsharded(self) -> None:
         for registry, shown in self._show_unsharded:
             registry.update(shown)
-        # In backward nothing is frozen or thawed: a recomputation has to see what forward saw.
+        # Not in backward: a recomputation must see the same ``requires_grad`` as forward.
         if current_graph_task_id() == -1:
             with DisableTorchFunction():
                 self._trained = list(map(TRAINS, self.sharded))
@@ -237,7 +237,7 @@ class ShownInPlace(Presentation):
         self.deliver_local(cuts(gradient), which)
 
     def _sharded_changed(self) -> None:
-        """Show the objects that ``sharded`` has now."""
+        """Rebuild the assignments after ``sharded`` got new objects."""
         self._show_sharded = self._places_of(self.sharded)
 
     def _places_of(self, values: Sequence[nn.Parameter]) -> Assignments:
@@ -247,28 +247,28 @@ class ShownInPlace(Presentation):
 def follow_requires_grad(
     parameters: Sequence[UnitParameter], unsharded: Sequence[nn.Parameter], flags: Sequence[bool]
 ) -> None:
-    """Freeze or thaw the unsharded parameters, so that the next graph is made for those trained now."""
+    """Set ``requires_grad`` of the unsharded parameters, so that the next graph has those trained now."""
     for described, flag in zip(parameters, flags, strict=True):
         described.requires_grad = flag
-    for parameter, flag in zip(unsharded, flags, strict=False):  # none before the unit was first gathered
+    for parameter, flag in zip(unsharded, flags, strict=False):  # empty before the first gather
         if parameter.requires_grad != flag:
             parameter.requires_grad_(flag)
 
 
-# -- which shards optimizers wrote to, counted where they step -----------------------------------------------
-# Version counters do not show it all: neither fused optimizers nor those that step on many ``DTensor``s at a
-# time (``foreach``, the default on a GPU) move them on. What was gathered before a step is stale, and
-# backward must not use what was gathered after it.
+# -- count the writes of optimizers to shards, in hooks on their steps ---------------------------------------
+# Version counters do not detect all writes: neither fused optimizers nor ``foreach`` on ``DTensor``s (the
+# default on a GPU) increment them. Parameters gathered before a step are stale after it, and a backward must
+# not use parameters gathered after a step that followed its forward.
 
 _counted: WeakSet[Presentation] = WeakSet()
-# By optimizer: how many parameters it has, and who shows them; empty again when there are more units.
+# For each optimizer: its number of parameters, and the presentations that show them. Cleared by new units.
 _stepped_by: MutableMapping[Optimizer, tuple[int, WeakSet[Presentation]]] = WeakKeyDictionary()
 
 
 def count_steps(presentations: Iterable[Presentation]) -> None:
     """Count from now on how often optimizers step on these units' parameters.
 
-    ``Presentation.writes`` counts where this rank has gradients, ``Presentation.steps`` where any may have.
+    ``Presentation.writes`` counts steps with gradients on this rank, ``Presentation.steps`` on any rank.
     """
     _hook_optimizers()
     _counted.update(presentations)
@@ -282,7 +282,7 @@ def _hook_optimizers() -> None:
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
-        return  # a step that is traced: version counters are what is left
+        return  # the step is being traced; only version counters detect its writes
     for presentation in _shown_to(optimizer):
         wrote = any_gradient(presentation.trained())
         presentation.writes += wrote
@@ -299,18 +299,18 @@ def _shown_to(optimizer: Optimizer) -> Iterable[Presentation]:
     return known[1]
 
 
-# -- optimizers that hold tensors which nothing trains -------------------------------------------------------
-# Made before wrapping, while whole parameters were shown, or of modules' attributes.
+# -- detect optimizers that hold replaced parameters ---------------------------------------------------------
+# They were made before wrapping, while unsharded parameters were shown, or from attributes of modules.
 
-# Attribute of a parameter that is not trained any more: what took its place.
+# Attribute of a parameter that is no longer trained: the title of the unit that replaced it.
 _REPLACED = "_fsdp_replaced_by"
 
-# Optimizers whose parameters were looked at since parameters were replaced last.
+# Optimizers whose parameters were checked since parameters were last replaced.
 _looked_at: WeakSet[Optimizer] = WeakSet()
 
 
 def mark_replaced(parameters: Iterable[torch.Tensor], title: str) -> None:
-    """Mark ``parameters``, whose values a unit of the module ``title`` took, as no longer trained."""
+    """Mark ``parameters`` as no longer trained: a unit of the module ``title`` took their values."""
     for parameter in parameters:
         parameter.__dict__[_REPLACED] = title
         _looked_at.clear()
@@ -323,7 +323,7 @@ def _guard_optimizers() -> None:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Look at an optimizer before its first step after something was wrapped."""
+    """Check an optimizer before its first step after parameters were replaced."""
     if torch.compiler.is_compiling() or optimizer in _looked_at:
         return
     for group in optimizer.param_groups:

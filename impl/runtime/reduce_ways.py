@@ -1,13 +1,13 @@
-"""The ways in which a unit's gradients are reduced: one class each, of which ``choose_reduction`` picks.
+"""The kinds of gradient reductions, one class each; ``choose_reduction`` selects one.
 
 =============  ======================================  =====================================================
-way            for                                     what the collective reads
+class          used for                                input of the collective
 =============  ======================================  =====================================================
 ``Packed``     every unit                              one input that all gradients are copied into
-``Grouped``    large parameters, where they are        gradients where autograd left them; small ones packed
-``Pieces``     a unit of gigabytes whose dtype is      one piece of the gradients after the other, cast into
-               cast                                    one buffer
-``Exchanged``  gloo                                    what other ranks own
+``Grouped``    large parameters, in place              the gradients from autograd; small ones packed
+``Pieces``     a unit of gigabytes with a cast to the  one piece of the gradients after the other, cast into
+               reduce dtype                            one buffer
+``Exchanged``  gloo                                    the parts that other ranks own
 =============  ======================================  =====================================================
 """
 
@@ -28,28 +28,28 @@ from .unit import Unit
 def plain(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient of a subclass as a plain tensor.
 
-    A subclass may run an operation in place on a plain tensor and itself once for each tensor that it holds;
-    a copy is the same however often it is made.
+    A subclass may run an in-place operation on a plain tensor and itself once for each tensor that it wraps.
+    ``copy_`` gives the same result however often it runs.
     """
     return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
 
 
-# What a piece has at least: it takes 5 ms or more between nodes, starting a collective up to 3.
+# Minimum size of a piece. It takes 5 ms or more between nodes; launching a collective takes up to 3 ms.
 PIECE_BYTES = 1 << 30
 
 
-# -- what is known before ------------------------------------------------------------------------------------
+# -- the plan of a reduction ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The reduction of gradients of one set of a unit's parameters.
+    """The plan for reducing the gradients of one set of a unit's parameters.
 
     Attributes:
-        offsets: where each one's part starts in the reduced shard.
+        offsets: start of each parameter's part in the reduced shard.
         numel: elements of the input, of which ``used`` are gradients.
-        pieces: the pieces in which they may be reduced, as positions; none: as a whole.
-        prepares: whether gradients have to be prepared (``prepare``).
+        pieces: ranges of positions that may be reduced as one piece; empty to reduce all together.
+        prepares: whether gradients need ``prepare``.
     """
 
     offsets: list[int]
@@ -76,9 +76,9 @@ def plan_of(unit: Unit, which: Sequence[int]) -> Plan:
 
 
 def _pieces_of(layout: UnitLayout, precision: UnitPrecision, which: Sequence[int]) -> Sequence[range]:
-    """Return how the gradients of the parameters ``which`` are divided, in their order; nothing where one
-    piece is all, or where nothing is gained (no cast) or a copy of its own is needed (not cut on dim 0, or
-    without elements, which ``chunk_cat`` refuses).
+    """Divide the gradients of the parameters ``which`` into pieces, in order. Return none if there is only
+    one piece, without a cast (no memory to save), or if some parameters need a separate copy (not sharded on
+    dim 0, or without elements, which ``chunk_cat`` rejects).
     """
     casts = precision.reduce != precision.compute
     if not layout.rank_major or layout.interleaved or layout.has_empty or not casts:
@@ -91,14 +91,14 @@ def _pieces_of(layout: UnitLayout, precision: UnitPrecision, which: Sequence[int
             pieces.append(range(start, position + 1))
             start, nbytes = position + 1, 0
     if pieces:
-        pieces[-1] = range(pieces[-1].start, len(which))  # what is left is small
+        pieces[-1] = range(pieces[-1].start, len(which))  # the remainder is smaller than a piece
     return pieces if len(pieces) > 1 else ()
 
 
 def fill_missing(
     layout: UnitLayout, which: Sequence[int], gradients: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return gradients of all the unit's parameters, zeros where there is none."""
+    """Return gradients for all parameters of the unit, with zeros for missing ones."""
     given = dict(zip(which, gradients, strict=True))
     like = gradients[0]
     return [
@@ -108,8 +108,8 @@ def fill_missing(
 
 
 def prepare(layout: UnitLayout, which: Sequence[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the gradients with zeros for those that are missing, one rank's part after the other where a
-    parameter is cut on another dim than the first, and none without dimensions."""
+    """Prepare gradients for the copy-in: add zeros for missing ones, make the chunks of parameters that are
+    sharded on a dim other than 0 contiguous by rank, and view scalars as 1-D."""
     if layout.whole and len(which) < len(layout.segments):
         gradients = fill_missing(layout, which, gradients)
     if layout.interleaved and layout.rank_major:
@@ -123,11 +123,11 @@ def prepare(layout: UnitLayout, which: Sequence[int], gradients: list[torch.Tens
     return gradients
 
 
-# -- the ways ------------------------------------------------------------------------------------------------
+# -- the kinds of reductions ---------------------------------------------------------------------------------
 
 
 class Given(NamedTuple):
-    """The ``gradients`` of a unit's parameters ``which`` that one backward left, and how to reduce them."""
+    """The input of a reduction: ``gradients`` of a unit's parameters ``which``, and how to reduce them."""
 
     unit: Unit
     which: Sequence[int]
@@ -137,15 +137,15 @@ class Given(NamedTuple):
 
 
 class Reduction:
-    """One unit's reduction: what is in flight and what is left to do. This base class has no collective.
+    """One unit's reduction in flight and the steps that remain. This base class has no collective.
 
     Args:
         which: indices of the parameters.
-        offsets: where each one's part starts in ``output``.
-        output: 1-D, in the dtype of reduction; this rank's shard once the collective is done.
+        offsets: start of each parameter's part in ``output``.
+        output: 1-D, in the reduce dtype; this rank's shard once the collective is done.
     """
 
-    # Whether the collectives themselves read the gradients, which otherwise are only copied.
+    # Whether the collectives read the gradients; otherwise only the copy-in does.
     reads_gradients = False
 
     def __init__(
@@ -161,22 +161,22 @@ class Reduction:
         self.offsets = offsets
         self.output = output
         self.average = average
-        # What is left to divide by.
+        # The remaining divisor.
         self.divisor = average.after
         self.work: Any = None
 
     def start(self, streams: Streams) -> None:
-        """Issue the collectives on the current stream; on the CPU ``work`` is what to wait for."""
+        """Issue the collectives on the current stream; on the CPU, set ``work`` for the caller to wait on."""
 
     def finish(self) -> None:
-        """Take the result, once the collectives are done, and give up what they read."""
+        """Set the result after the collectives are done, and drop their inputs."""
 
 
 class Packed(Reduction):
-    """One collective over all gradients, which are laid into ``source`` by one fused copy that casts.
+    """One collective over all gradients. One fused copy casts them into ``source``.
 
     Args:
-        source: memory for the collective's input; allocated here if it is ``None``.
+        source: memory for the collective's input; allocated here if ``None``.
     """
 
     def __init__(self, given: Given, source: torch.Tensor | None) -> None:
@@ -194,7 +194,7 @@ class Packed(Reduction):
         if gradients:
             copy_in(gradients, used.view(layout.world_size if layout.rank_major else 1, -1))
         if before != 1:
-            source.div_(before)  # the other part of the divisor comes after the sum (``comm.averaging``)
+            source.div_(before)  # the rest of the divisor is applied after the sum (``comm.averaging``)
         super().__init__(unit, given.which, plan.offsets, source, given.average)
         self.source = source
 
@@ -216,11 +216,11 @@ class Packed(Reduction):
 
 
 class Grouped(Reduction):
-    """Reduce-scatters that read gradients where autograd left them, issued as one call.
+    """Reduce-scatters that read the gradients of autograd in place, issued as one call.
 
-    A large parameter's gradient is contiguous, and its rows are the parts of all ranks one after the other:
-    what a reduce-scatter of it alone takes. The rest of the unit shares a packed one. The results are in one
-    buffer, which becomes the sharded gradients::
+    A large parameter's gradient is contiguous, and its rows are the parts of all ranks in order. So a
+    reduce-scatter can read it without a copy-in. The rest of the unit shares a packed reduce-scatter. All
+    results are in one buffer, which becomes the sharded gradients::
 
         gradients   a        b        c  d  --copy--> c0 d0 | c1 d1
                     |        |                         |
@@ -254,7 +254,7 @@ class Grouped(Reduction):
             numel = sum(sizes[position] for position in packed)
             source = torch.empty(layout.world_size, numel, dtype=dtype, device=unit.device)
             pieces = [gradients[position] for position in packed if gradients[position].numel()]
-            if pieces:  # chunk_cat refuses what is empty
+            if pieces:  # chunk_cat rejects an empty list
                 chunk_cat(pieces, 0, layout.world_size, out=source)
             self._inputs.append(source.view(-1))
             self._outputs.append(output[start - numel :])
@@ -272,7 +272,7 @@ class Grouped(Reduction):
 
 
 def _in_place(segment: Segment, gradient: torch.Tensor, unit: Unit) -> bool:
-    """Return whether a gradient can be reduced where it is."""
+    """Return whether a collective can read the gradient in place: no padding, no cast, contiguous."""
     fills = segment.numel == segment.shard_padded_numel * unit.layout.world_size
     plain = type(gradient) is torch.Tensor and gradient.dtype == unit.precision.reduce
     return fills and plain and gradient.is_contiguous()
@@ -281,9 +281,9 @@ def _in_place(segment: Segment, gradient: torch.Tensor, unit: Unit) -> bool:
 class Pieces(Reduction):
     """Reduce-scatters of a large unit, one piece after the other through one buffer of the reduce stream.
 
-    A reduction in another dtype than the gradients' needs them cast, all of a unit at a time twice their
-    memory where bf16 becomes fp32. The cast of a piece and the collective before it are in one stream, so
-    nothing waits for the memory::
+    Casting all gradients of a unit together to the reduce dtype would take twice their memory (bf16 to fp32).
+    Here a piece is cast on the same stream after the previous collective, so the buffer can be reused without
+    a wait::
 
         reduce   [cast a][reduce-scatter a][cast b][reduce-scatter b] ...      one buffer
         result    a1 | b1 | c1 d1                                              on rank 1
@@ -305,7 +305,7 @@ class Pieces(Reduction):
         sizes = [sum(self._sizes[position] for position in piece) for piece in self._pieces]
         buffer = self.output.new_empty(max(sizes) * ranks)
         for piece, size, output in zip(self._pieces, sizes, self.output.split(sizes), strict=True):
-            # One buffer for all pieces: the stream casts the next one after the collective has read this one.
+            # One buffer for all pieces: stream order puts the next cast after this collective's read.
             source = buffer[: size * ranks]
             gradients = list(self._gradients[piece.start : piece.stop])
             chunk_cat(gradients, 0, ranks, out=source.view(ranks, -1))
@@ -316,18 +316,18 @@ class Pieces(Reduction):
 
 
 class Exchanged(Reduction):
-    """A reduce-scatter on gloo: what others own is sent to them, what is one's own is added where it is.
+    """A reduce-scatter on gloo, as an all-to-all of the parts that other ranks own and a local sum.
 
-    gloo's own reduce-scatter on one tensor all-reduces all of it and keeps a part. An exchange and a local
-    sum send half as much, and do not copy this rank's own part. On rank 1 of 3, with parameters a and b::
+    gloo's reduce-scatter all-reduces the whole tensor and keeps a part. The all-to-all and local sum send
+    half as much, and do not copy this rank's own part. On rank 1 of 3, with parameters a and b::
 
-        gradients     a0 a1 a2   b0 b1 b2          a1: what rank 1 owns of a
+        gradients     a0 a1 a2   b0 b1 b2          a1: the part of a that rank 1 owns
         sent          a0 b0 | a2 b2                to rank 0 | to rank 2
-        received      a1 b1 | a1 b1                of rank 0 | of rank 2
-        result        their sum, and a1 b1 of this rank's own gradients added in place
+        received      a1 b1 | a1 b1                from rank 0 | from rank 2
+        result        their sum, plus a1 b1 of this rank's own gradients, added in place
 
-    The order of a sum is that of the ranks, the owner last, so it is equal on every run. The gradients are
-    held until ``finish``, which reads this rank's part of them.
+    Sums run in rank order with the owner last, so the result is the same on every run. The gradients are kept
+    until ``finish``, which reads this rank's part of them.
     """
 
     def __init__(self, given: Given) -> None:
@@ -338,7 +338,7 @@ class Exchanged(Reduction):
         super().__init__(unit, given.which, plan.offsets, sent, given.average)
         gradients = [g if type(g) is torch.Tensor else plain(g) for g in given.gradients]
         cut = self._cut_rows if self._layout.rank_major else self._cut_flat
-        # This rank's part of each gradient, and where it is in the result.
+        # (offset in the result, this rank's part) for each gradient.
         self._own = [(offset, part.to(dtype)) for offset, part in cut(gradients)]
         if before != 1:
             sent.div_(before)
@@ -359,7 +359,7 @@ class Exchanged(Reduction):
         self._own = []
 
     def _cut_rows(self, gradients: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
-        """Copy what others own of chunked ``gradients`` to what is sent; returns this rank's own parts."""
+        """Copy other ranks' parts of chunked ``gradients`` into the send buffer; return this rank's parts."""
         ranks, rank = self._layout.world_size, self._layout.rank
         own: list[tuple[int, torch.Tensor]] = []
         before: list[torch.Tensor] = []
@@ -374,7 +374,7 @@ class Exchanged(Reduction):
                 gradient = torch.cat((gradient, pad))
             before.append(gradient[: rank * rows])
             after.append(gradient[(rank + 1) * rows :])
-        # What is sent skips this rank: the parts of those behind it start one place earlier.
+        # The send buffer skips this rank, so the parts of later ranks start one place earlier.
         split = rank * self._numel
         for parts, sent in ((before, self.output[:split]), (after, self.output[split:])):
             if sent.numel():
@@ -383,7 +383,7 @@ class Exchanged(Reduction):
         return own
 
     def _cut_flat(self, gradients: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
-        """Do the same for gradients of all parameters of a flat layout."""
+        """Do the same as ``_cut_rows`` for gradients of all parameters of a flat layout."""
         own: list[tuple[int, torch.Tensor]] = []
         before: list[torch.Tensor] = []
         after: list[torch.Tensor] = []
@@ -401,11 +401,11 @@ class Exchanged(Reduction):
         return own
 
 
-# -- which way -----------------------------------------------------------------------------------------------
+# -- the choice ----------------------------------------------------------------------------------------------
 
 
 def groups_gradients(unit: Unit, average: comm.Averaging) -> bool:
-    """Return whether gradients are reduced where they are: nothing else reduces or changes them before."""
+    """Return whether collectives may read gradients in place: no cast, division or custom reduction."""
     same = unit.precision.reduce == unit.precision.compute
     own = bool(unit.layout.grouped) and not unit.gradients.replaced and unit.gathers
     return own and same and average.before == 1
@@ -418,10 +418,10 @@ def in_pieces(unit: Unit, average: comm.Averaging, plan: Plan, streams: Streams)
 
 
 def choose_reduction(given: Given, source: torch.Tensor | None, streams: Streams) -> Reduction:
-    """Return the reduction, with the gradients copied in on the current stream; nothing is issued yet.
+    """Choose the reduction and copy in its gradients on the current stream. Issue no collective.
 
     Args:
-        source: memory of computation for the input, where the collective may read that.
+        source: memory of the compute stream for the input, if the collective may read it.
     """
     unit, average, group = given.unit, given.average, given.unit.groups.reduce
     if unit.layout.grouped and groups_gradients(unit, average):

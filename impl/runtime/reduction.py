@@ -6,13 +6,13 @@
     reduce                           [copy in][reduce-scatter] ............ (cast, deliver)
     all_reduce                                                [all-reduce] (cast, deliver)
 
-The copy in is one fused operation: it lays all gradients into the collective's input, rank-major where the
-layout is chunked, and casts to the reduce dtype on the way. It runs on the reduce stream, beside the next
-unit's backward; the gradients are kept until it is done. The result of the collective *is* the memory of the
+The copy-in is one fused operation. It copies all gradients into the collective's input, rank-major if the
+layout is chunked, and casts them to the reduce dtype. It runs on the reduce stream and overlaps with the next
+unit's backward; the gradients are kept until it is done. The output of the collective *is* the memory of the
 sharded gradients, unless they are delivered in another dtype.
 
-On the CPU a collective runs on the backend's threads; what follows it (sum, division, delivery) is done when
-a later unit is reduced or backward ends, in the order of issue.
+On the CPU a collective runs on the backend's threads. The steps after it (sum, division, delivery) run when a
+later unit is reduced or backward ends, in the order of issue.
 """
 
 from collections import deque
@@ -41,7 +41,7 @@ from .reduce_ways import (
 from .streams import Event, Stream, Streams
 from .unit import Unit
 
-# On the CPU: collectives whose results are not yet delivered. One runs, one waits for its turn.
+# On the CPU: maximum number of collectives in flight, one running and one queued.
 _MOST_IN_FLIGHT = 2
 
 GradientHook = Callable[[torch.Tensor], torch.Tensor | None]
@@ -52,7 +52,7 @@ class Reducer:
 
     def __init__(self, streams: Streams, mode: MemoryHandover) -> None:
         self._streams = streams
-        # Without streams: what ``finish`` waits for.
+        # Without streams: reductions that are not completed.
         self.in_flight: deque[Reduction] = deque()
         self._returns = GradientReturns(streams, mode)
         self.lent = LentMemory(streams, mode)
@@ -62,13 +62,13 @@ class Reducer:
     # -- entry points ----------------------------------------------------------------------------------------
 
     def begin_stage(self, units: Sequence[Unit]) -> None:
-        """Take back what earlier stages lent, before ``units`` of one stage are reduced."""
+        """Take back memory that earlier stages lent, before the ``units`` of one stage are reduced."""
         self.lent.take_back(max(unit.gradients.held for unit in units) - 1)
 
     def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
         """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
 
-        The list is emptied: nothing else may keep gradients that are kept only until they are copied.
+        Empties the list, so that nothing keeps gradients longer than until their copy-in.
         """
         state = unit.gradients
         local = unit.groups.ranks == 1 and unit.offload is None
@@ -80,20 +80,20 @@ class Reducer:
         with span(unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce):
             average, plan = self._averaging(unit), self._plan(unit, which)
             source = self._input(unit, average, plan) if lent.lends_inputs else None
-            # From here on gradients are there, and the memory of ``source`` is free: both are computation's.
+            # The compute stream has produced the gradients and is done with the memory of ``source``.
             if streams.has_streams:
                 stream.follow(streams.compute)
             with stream:
                 reduction = choose_reduction(Given(unit, which, gradients, average, plan), source, streams)
-                if not reduction.reads_gradients:  # Invariant: what is only copied is given back by the copy
+                if not reduction.reads_gradients:  # Invariant: these are lent only until the copy-in
                     lent.lend_gradients(gradients, stream, copied=True)
                 reduction.start(streams)
-                if gradients:  # the collectives themselves read them
+                if gradients:  # the collectives read them
                     lent.lend_gradients(gradients, stream)
                 if source is not None:
                     lent.lend_input(source, stream)
         if streams.has_streams or (unit.gathers and unit.groups.replicate is not None):
-            # With replicas a second collective follows: all ranks must issue the two in one order.
+            # With replicas a second collective follows. All ranks must issue both in the same order.
             self._complete(reduction)
         else:
             self.in_flight.append(reduction)
@@ -101,17 +101,17 @@ class Reducer:
                 self._complete(self.in_flight.popleft())
 
     def reduce_partial(self, unit: Unit) -> None:
-        """Sum over replicas what earlier passes left, after one without gradients (hybrid sharding)."""
+        """All-reduce the partial sum of earlier passes, after a pass without gradients (hybrid sharding)."""
         partial, unit.gradients.partial = unit.gradients.partial, None
         assert partial is not None
         average = self._averaging(unit)
         self._complete(Reduction(unit, partial.which, partial.offsets, partial.parts, average))
 
     def finish(self) -> None:
-        """Deliver everything and make computation wait for it: the end of backward."""
+        """Deliver all gradients and make the compute stream wait for them, at the end of backward."""
         while self.in_flight:
             self._complete(self.in_flight.popleft())
-        # What comes next is the optimizer: it reads gradients that each of these streams delivered.
+        # The optimizer runs next and reads gradients that were delivered on each of these streams.
         for event in self._last.values():
             self._streams.compute.wait(event)
         self._last.clear()
@@ -119,7 +119,7 @@ class Reducer:
         self.lent.finish()
 
     def discard(self) -> None:
-        """Wait for what is in flight and deliver nothing: the iteration failed."""
+        """Wait for reductions in flight and deliver nothing, because the iteration failed."""
         for reduction in self.in_flight:
             if reduction.work is not None:
                 reduction.work.wait()
@@ -130,12 +130,12 @@ class Reducer:
     # -- the steps of one reduction --------------------------------------------------------------------------
 
     def _input(self, unit: Unit, average: comm.Averaging, plan: Plan) -> torch.Tensor | None:
-        """Return memory of computation that a collective will read: activations that backward freed, mostly.
+        """Allocate the collective's input on the compute stream, mostly from activations that backward freed.
 
-        ``None`` where the collective's own stream allocates it, or where it reads the gradients themselves.
+        Return ``None`` if the reduce stream allocates the input, or if the collective reads the gradients.
         """
         if not unit.gathers or unit.gradients.replaced:
-            return None  # without shards it becomes the gradient
+            return None  # without sharding, the input becomes the gradient
         if groups_gradients(unit, average) or in_pieces(unit, average, plan, self._streams):
             return None
         return torch.empty(plan.numel, dtype=unit.precision.reduce, device=unit.device)
@@ -181,11 +181,11 @@ class Reducer:
         with stream:
             self._deliver(reduction, stream)
             event = self._last[stream] = stream.record()
-        if drops:  # else it is the gradient from now on, and stays
+        if drops:  # otherwise its memory becomes the gradient
             self.lent.lend_output(reduction.output, owner, stream, event)
 
     def _add_partial(self, reduction: Reduction) -> bool:
-        """Add what earlier passes left (hybrid sharding); false if this pass is kept for a later one."""
+        """Add the partial sum of earlier passes (hybrid sharding); return False if the sum stays partial."""
         state = reduction.unit.gradients
         if state.partial is not None:
             self._add(reduction, state.partial)
@@ -196,7 +196,7 @@ class Reducer:
         return True
 
     def _add(self, reduction: Reduction, earlier: PartialSum) -> None:
-        """Add what an earlier pass left, perhaps of other parameters than this one's."""
+        """Add the partial sum of an earlier pass, which may have other parameters than this one."""
         if (tuple(earlier.which), *earlier.offsets) == (tuple(reduction.which), *reduction.offsets):
             reduction.output.add_(earlier.parts)
             return
@@ -217,20 +217,20 @@ class Reducer:
         unit, streams = reduction.unit, self._streams
         group = unit.groups.replicate
         assert group is not None
-        # Each sums its own shard over as many ranks as there are copies: 1 / shard_size of the gradients.
+        # Each rank all-reduces only its own shard over the replicas: 1 / shard_size of the gradients.
         streams.all_reduce.follow(streams.reduce_scatter)
         with span(unit.labels.all_reduce), streams.all_reduce:
             comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
         return streams.all_reduce
 
     def _call_all_reduce_hook(self, reduction: Reduction, stream: Stream) -> Stream:
-        """Give the user's hook what was reduced: the average, unless it is divided outside of collectives."""
+        """Call the user's hook with the average, or with a partly divided sum (``force_sum``, fp16)."""
         state = reduction.unit.gradients
         assert state.all_reduce_hook is not None
         hook_stream = state.hook_stream if state.hook_stream is not None else self._streams.all_reduce
         hook_stream.follow(stream)
         with hook_stream:
-            # Every backend's hook sees the average, also that of gloo, which sums.
+            # The hook gets the average on every backend, also on gloo, which can only sum.
             if not (state.force_sum or comm.may_overflow(reduction.output.dtype)):
                 _divide(reduction)
             state.all_reduce_hook(reduction.output)
@@ -248,15 +248,15 @@ class Reducer:
 
 
 def _divide(reduction: Reduction) -> None:
-    """Divide by what is left of the divisor, once."""
+    """Divide by the remaining divisor, once."""
     if reduction.divisor != 1:
         reduction.output.div_(reduction.divisor)
         reduction.divisor = 1.0
 
 
 def _drops_output(unit: Unit) -> bool:
-    """Return whether the reduced gradient's memory is given up at delivery, where usually it becomes
-    ``grad``: it is cast, added to an earlier gradient, or used up by a hook."""
+    """Return whether delivery frees the reduced gradient's memory because the gradient is cast, added to an
+    earlier gradient, or consumed by a hook. Otherwise the memory becomes ``grad``."""
     if unit.precision.delivered != unit.precision.reduce:
         return True
     return any(
@@ -266,7 +266,7 @@ def _drops_output(unit: Unit) -> bool:
 
 
 def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
-    """Deliver the gradients of one rank themselves, cast and scaled only if that was asked for."""
+    """Deliver the gradients of a single rank without a collective, cast and scaled if set."""
     precision, factor = unit.precision, unit.gradients.divide_factor
     gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
     if precision.reduce != precision.compute:
@@ -278,16 +278,16 @@ def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Ten
     unit.presentation.deliver_local(gradients, which)
 
 
-# -- what backward left at the unsharded parameters: taken to be reduced, or kept for a later pass -----------
+# -- gradients of the unsharded parameters: taken for reduction, or kept for a later pass --------------------
 
 
 def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
-    """Take the unsharded gradients out of a unit: indices of the parameters with one, and the gradients."""
+    """Take the unsharded gradients from a unit. Return the indices of their parameters, and the gradients."""
     keeps, unused_as_zero = unit.gradients.accumulated, unit.gradients.unused_as_zero
     accumulating = bool(keeps)
     which: list[int] = []
     gradients: list[torch.Tensor] = list(map(GRAD, unit.unsharded))
-    if not accumulating and all(map(is_not, gradients, NONE)):  # as usual: no work in Python a parameter
+    if not accumulating and all(map(is_not, gradients, NONE)):  # fast path: no Python loop over parameters
         any(map(setattr, unit.unsharded, repeat("grad"), NONE))  # Invariant: each is reduced once
         every = tuple(range(len(gradients)))
         return every, gradients if unit.plain else _local_gradients(unit, every, gradients)
@@ -314,7 +314,7 @@ def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
 def call_hooks(
     unit: Unit, hooks: Iterable[GradientHook], which: Sequence[int], gradients: Sequence[torch.Tensor]
 ) -> tuple[tuple[int, ...], list[torch.Tensor]]:
-    """Return what is reduced, as ``hooks`` of the flat parameter's gradient leave it."""
+    """Run gradient ``hooks`` of the flat parameter and return the indices and gradients to reduce."""
     segments = unit.layout.segments
     flat = torch.cat([each.reshape(-1) for each in fill_missing(unit.layout, which, gradients)])
     for hook in hooks:
@@ -324,9 +324,9 @@ def call_hooks(
 
 
 def keep_gradients(unit: Unit) -> None:
-    """Accumulate without reducing: in the reduce dtype where that is another than autograd's.
+    """Accumulate without reducing, in the reduce dtype if that differs from the dtype of autograd.
 
-    What is shown meanwhile stays as autograd left it.
+    If the presentation shows unreduced gradients, they stay as autograd left them.
     """
     if unit.precision.reduce == unit.precision.compute or unit.presentation.unreduced is not None:
         return
@@ -342,12 +342,12 @@ def keep_gradients(unit: Unit) -> None:
 
 
 def _local_gradients(unit: Unit, which: Sequence[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return what is reduced for the gradients of the parameters ``which``, where not all are plain."""
+    """Return the local tensors to reduce for the parameters ``which``, if not all are plain tensors."""
     wholes = [unit.parameters[index].whole for index in which]
     gradients = [
         gradient if whole is None else whole.local_gradient(gradient)
         for whole, gradient in zip(wholes, gradients, strict=True)
     ]
     if unit.gather.makes_views or (unit.groups.ranks > 1 and len({each.dtype for each in gradients}) < 2):
-        return gradients  # cast while they are laid out
+        return gradients  # the copy-in casts them
     return [gradient.to(unit.precision.reduce) for gradient in gradients]

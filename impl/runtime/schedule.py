@@ -1,22 +1,22 @@
-"""When all-gathers are issued: execution order, and prefetch with a depth.
+"""The schedule of all-gathers: execution order, and prefetch with a depth.
 
-A *stage* is what one wrapped module gathers at the same time (one unit, or one for each dtype). Forward
-gathers each stage when its module starts; where the CPU runs ahead of the device this overlaps by itself.
-Explicit prefetch issues the all-gathers of the next ``depth`` stages right after a stage's own. On the CPU,
-which runs ahead of nothing, the next stage's is issued there without a ``depth`` too: a unit more is
-gathered, as on a device.
+A *stage* holds the units that one wrapped module gathers at the same time (one for each dtype). Forward
+gathers each stage when its module starts. If the CPU runs ahead of the device, these all-gathers overlap with
+computation. Explicit prefetch issues the all-gathers of the next ``depth`` stages right after a stage's own.
+A CPU device does not run asynchronously, so there the next stage is gathered ahead even without a ``depth``.
+As on a device, one more unit is then unsharded.
 
 Backward needs prefetch: without it the all-gather of a stage is issued after the reduce-scatter of the stage
-before, and the two queue behind each other in one communicator. The order of backward is assumed to be the
-reverse of the order in which stages finished forward, recorded in every iteration::
+before, and queues behind it in the same communicator. Backward is assumed to run stages in the reverse of the
+order in which they finished forward, which is recorded in every iteration::
 
     forward    F1  F2  F3            recorded: 1 2 3
     pre        AG3 [AG2] B3 RS3 [AG1] B2 RS2 B1 RS1         gather i-1 before computing i
     post       AG3 B3 [AG2] RS3 B2 [AG1] RS2 B1 RS1         gather i-1 after computing i, before reducing it
     none       AG3 B3 RS3 AG2 B2 RS2 AG1 B1 RS1
 
-While gradients of the stage before are kept until they are copied, and beside the loss, ``pre`` waits for the
-first gradient of the stage (``LatePrefetch``).
+``pre`` is delayed to the first gradient of the stage while the gradients of the stage before wait for their
+copy-in, and in the first stage, while the loss is in memory (``LatePrefetch``).
 """
 
 from collections.abc import Callable, Iterable
@@ -32,26 +32,26 @@ from .lent import LentMemory
 from .stage import Stage
 from .unit import GATHERED, RESHARDED
 
-# Stages in the recorded order of forwards that still await their backward, before it is forgotten.
+# Maximum length of the recorded order of forwards without a backward; then the order is cleared.
 _LONGEST_ORDER = 10_000
 
 
 class Schedule:
-    """Issues and awaits the gathers of a tree of stages, in the order of its modules' calls."""
+    """Issues the gathers of a tree of stages and waits for them, in the order of its modules' calls."""
 
     def __init__(
         self, settings: ScheduleSettings, limiter: RateLimiter, lent: LentMemory, has_streams: bool
     ) -> None:
         self.settings = settings
         self._limiter = limiter
-        # With streams, waiting queues a wait on the device: do it first, as the next gather's memory may
-        # depend on it. Without them waiting blocks the program: issue the next gathers first.
+        # With streams, waiting queues a wait on the device. It comes first, because the next gather's memory
+        # may depend on it. Without streams, waiting blocks the program, so prefetch comes first.
         self._prefetch_before_wait = not has_streams
-        # Whether the last forward gathered ahead: what it then skipped is still gathered.
+        # Whether the last forward gathered ahead, so that stages that it skipped are still gathered.
         self.gathered_ahead = False
         self._forward_depth = settings.forward_prefetch_depth or 0
         self._gathers_beside = settings.forward_prefetch_depth is None and not has_streams
-        # Stages of this forward that were gathered ahead without a setting that says so.
+        # Stages that this forward gathered ahead without explicit prefetch.
         self._ahead: list[Stage] = []
         self._forward_order: list[Stage] = []
         self._forward_so_far: list[Stage] = []
@@ -62,19 +62,19 @@ class Schedule:
         self._holds = implicit and has_streams
 
     def forward_hold(self, stage: Stage) -> int:
-        """Return freed buffers that stay for one more turn in forward, those of all units of ``stage``:
-        without explicit prefetch the next gather is issued before this stage computes on the device, and must
-        not wait for it.
+        """Return how many freed buffers forward holds for one more stage: those of all units of ``stage``.
+        Without explicit prefetch, the next gather is issued before this stage computes on the device, and
+        must not wait for that computation.
         """
         return len(stage.units) if self._holds else 0
 
     # -- gathers ---------------------------------------------------------------------------------------------
 
     def gather(self, stage: Stage, *, for_backward: bool = False) -> None:
-        """Issue the gathers of a stage that is sharded or was written to, as needed ``for_backward``."""
+        """Issue the gathers of sharded and stale units; ``for_backward``, only if ``unshard_in_backward``."""
         for unit in stage.units:
             stale = unit.state in GATHERED and unit.is_stale()
-            # Not in backward: a graph has saved what was gathered, and is right with that alone.
+            # Not in backward, where the graph has saved the gathered parameters and must read those.
             if stale and current_graph_task_id() == -1:
                 unit.reshard()
             if unit.state in RESHARDED and (unit.unshard_in_backward or not for_backward):
@@ -84,17 +84,17 @@ class Schedule:
 
     @staticmethod
     def await_stage(stage: Stage, hold: int = 0) -> None:
-        """Make computation wait for a stage's parameters."""
+        """Make the compute stream wait for a stage's parameters."""
         for unit in stage.units:
             unit.wait_all_gather(hold)
 
     # -- forward ---------------------------------------------------------------------------------------------
 
     def enter_forward(self, stage: Stage) -> None:
-        """Gather the parameters of a stage whose forward starts, and prefetch those of the next."""
+        """Gather the parameters of a stage whose forward starts, and prefetch the next stages."""
         self.gather(stage)
         if self._ahead and self._ahead[-1] is stage:
-            del self._ahead[-1]  # Invariant: what is left at the end of forward was gathered for nothing
+            del self._ahead[-1]  # Invariant: stages left at the end of forward were gathered but not used
         if self._prefetch_before_wait:
             self._prefetch_forward(stage)
         self.await_stage(stage, self.forward_hold(stage))
@@ -110,7 +110,7 @@ class Schedule:
             self.gather(target)
         if stage.forward_targets:
             return
-        # Another order than last time is no error: there is just nothing to go by.
+        # Another order than in the last iteration is not an error; then there is no prefetch.
         order = self._forward_order
         if position >= len(order) or order[position] is not stage:
             return
@@ -119,24 +119,24 @@ class Schedule:
             for target in order[position + 1 : position + 1 + self._forward_depth]:
                 self.gather(target)
         elif self._gathers_beside and position + 1 < len(order):
-            # As a CPU that runs ahead of its device would have by now.
+            # On a device, the CPU would have run ahead and issued this gather by now.
             target = order[position + 1]
             if any(unit.gathers and unit.state in RESHARDED for unit in target.units):
                 self._ahead.append(target)
                 self.gather(target)
 
     def leave_forward(self, stage: Stage) -> None:
-        """Remember the order of stages whose forward is done, for the backward that they may have."""
-        if stage.units:  # also without grad: checkpointing may run a part of the forward so
+        """Record the order in which stages finish forward, for backward."""
+        if stage.units:  # also without grad, because checkpointing may run a part of forward without grad
             stage.forward_positions.append(len(self._post_forward_order))
             self._post_forward_order.append(stage)
 
     def begin_forward(self) -> None:
-        """Note where the outermost forward starts in the recorded order."""
+        """Record where the outermost forward starts in the recorded order."""
         self._order_before = len(self._post_forward_order)
 
     def end_forward(self) -> None:
-        """Keep the order of the root's forward, which predicts the next one's."""
+        """Free unused gathers and keep the order of this forward to predict the next one."""
         for stage in self._ahead:
             if not stage.unsharded_by_hand:
                 stage.drop_unused_gather()
@@ -144,13 +144,13 @@ class Schedule:
         if self._forward_so_far:
             self._forward_order = self._forward_so_far
             self._forward_so_far = []
-        if not torch.is_grad_enabled():  # all of it ran without: no backward comes
+        if not torch.is_grad_enabled():  # all of forward ran without grad, so no backward follows
             for stage in reversed(self._post_forward_order[self._order_before :]):
                 stage.forward_positions.pop()
             del self._post_forward_order[self._order_before :]
         if len(self._post_forward_order) > _LONGEST_ORDER:
-            # Forwards whose backward may never come. The order serves prefetch alone: without it a stage is
-            # gathered when it is needed.
+            # The backward of these forwards may never run. The order is only used for prefetch; without it a
+            # stage is gathered when it is needed.
             for stage in set(self._post_forward_order):
                 stage.forward_positions.clear()
             self._post_forward_order.clear()
@@ -158,13 +158,13 @@ class Schedule:
     # -- backward --------------------------------------------------------------------------------------------
 
     def enter_backward(self, stage: Stage) -> None:
-        """Gather the parameters of a stage whose backward starts, and prefetch those of the next."""
+        """Gather the parameters of a stage whose backward starts, and prefetch the next stages."""
         self.gather(stage, for_backward=True)
-        # A stage that ran several times comes back in the reverse order of its calls.
+        # If a stage ran several times, backward visits its calls in reverse order.
         position = stage.forward_positions.pop() if stage.forward_positions else -1
         stage.backward_position = position
         early = stage.backward_targets or self.settings.backward_prefetch == "pre"
-        if self._prefetch_before_wait:  # without streams, where a copy is done when it is made
+        if self._prefetch_before_wait:  # without streams, where copies are synchronous
             if early:
                 self._prefetch_backward(stage)
             self.await_stage(stage)
@@ -177,7 +177,7 @@ class Schedule:
             self._prefetch_backward(stage)
 
     def after_gradients(self, stage: Stage) -> None:
-        """Prefetch what waits for a stage's gradients, which are about to be reduced."""
+        """Issue prefetches that wait for a stage's gradients. The gradients are about to be reduced."""
         if not self._prefetch_before_wait:
             self._late.after_gradients(stage)
         if self.settings.backward_prefetch == "post" and not stage.backward_targets:
@@ -186,7 +186,7 @@ class Schedule:
     def _prefetch_backward(self, stage: Stage) -> None:
         if stage.backward_targets:
             for target in stage.backward_targets:
-                if target.forward_positions:  # its backward is to come: a skipped one may be written to
+                if target.forward_positions:  # its backward is to come; other shards may be written to
                     self.gather(target, for_backward=True)
             return
         position = stage.backward_position
@@ -194,12 +194,12 @@ class Schedule:
             if position - ahead < 0:
                 return
             target = self._post_forward_order[position - ahead]
-            # Its backward may have been already, where this stage ends later than the order says.
+            # Its backward may be over already, if this stage ends later than the order predicts.
             if position - ahead in target.forward_positions:
                 self.gather(target, for_backward=True)
 
     def next_in_backward(self) -> list[Stage]:
-        """Return the stages whose backward is to come, in the recorded order."""
+        """Return the stages whose backward is still to come, in the order of backward."""
         return [stage for stage in reversed(self._post_forward_order) if stage.forward_positions]
 
     def end_backward(self) -> None:
@@ -215,17 +215,17 @@ class Schedule:
         self._post_forward_order.clear()
 
 
-# Backward's prefetch, put off to a stage's first gradient where memory is short until then.
+# Late prefetch: delay backward's prefetch to a stage's first gradient if memory is short before that.
 #
-# While gradients of the stage before are copied: they are copied by then, and the gather takes their place.
-# And in the first stage: the loss and its gradient, often the peak of the step, are not there any more. On a
-# device this is no later, as long as the CPU runs ahead.
+# This applies while the gradients of the stage before wait for their copy-in: by the first gradient they are
+# copied, and the gather reuses their memory. It also applies to the first stage: the loss and its gradient,
+# often the peak of the step, are freed by then. On a device the gather starts no later if the CPU runs ahead.
 #
-# Where backward begins in a stage is not known beforehand, and a hook on each parameter would be a call each.
-# So all parameters are asked once, and later the one alone that was first::
+# Which parameter gets the first gradient is not known in advance, and a hook on every parameter would cost
+# one call for each. So all parameters have a hook once, and after that only the first one::
 #
 #     first backward     w1  w2  w3  norm      all have a hook; norm is first
-#     later              norm                  until it does not come: then all are asked again
+#     later              norm                  if its gradient does not come, all get a hook again
 
 
 class FirstGradient:
@@ -256,7 +256,7 @@ class FirstGradient:
         self._arrived()
 
     def miss(self) -> None:
-        """Ask all parameters next time: none came, or the one that is asked is no longer the first."""
+        """Remove the hooks, so that all parameters get one next time: the expected gradient did not come."""
         self.expected = False
         for hook in self._hooks.values():
             hook.remove()
@@ -264,10 +264,10 @@ class FirstGradient:
 
 
 class LatePrefetch:
-    """Puts off the prefetch of one stage at a time.
+    """Delays the prefetch of one stage at a time.
 
     Args:
-        prefetch: issues what a stage prefetches.
+        prefetch: issues the prefetches of a stage.
     """
 
     def __init__(self, lent: LentMemory, prefetch: Callable[[Stage], None]) -> None:
@@ -277,26 +277,26 @@ class LatePrefetch:
         self._stage: Stage | None = None
         self._first_gradients: dict[Stage, FirstGradient] = {}
         self._never: set[Stage] = set()
-        # Whether backward has no gradient yet, and memory is handed over such that it depends on this.
+        # Whether backward has no gradient yet; only relevant if the compute stream lends inputs.
         self._starts = lent.lends_inputs
 
     def enter_backward(self, stage: Stage) -> None:
-        """Prefetch for the stage that is awaited, if ``stage`` comes before its first gradient."""
+        """Prefetch for the delayed stage now if ``stage`` starts before its first gradient."""
         late = self._stage
         if late is not None and stage.backward_position < late.backward_position:
-            # It comes before that one's first gradient: it is inside, and there may be more.
+            # ``stage`` is inside ``late``, and more stages may follow before the first gradient of ``late``.
             self._never.add(late)
             self._prefetch_now(late)
 
     def puts_off(self, stage: Stage) -> bool:
-        """Return whether ``stage`` should prefetch later: then ``put_off``."""
-        # Where another stage is awaited, this one is around it and gathers nothing new.
+        """Return whether ``stage`` should prefetch later, by ``put_off``."""
+        # If another stage is delayed, this one contains it and gathers nothing new.
         if self._stage is not None or stage in self._never:
             return False
         return self._starts or self._lent.is_copying(_stages_held(stage))
 
     def put_off(self, stage: Stage) -> None:
-        """Prefetch at the first gradient of ``stage``, whose parameters are there."""
+        """Delay the prefetch to the first gradient of ``stage``, whose parameters are unsharded."""
         self._stage = stage
         first = self._first_gradients.get(stage)
         if first is None:
@@ -304,17 +304,17 @@ class LatePrefetch:
         first.expect(parameter for unit in stage.units for parameter in unit.unsharded)
 
     def after_gradients(self, stage: Stage) -> None:
-        """Prefetch now, where no gradient of ``stage`` came."""
+        """Prefetch now if no gradient of ``stage`` came."""
         self._starts = False
         if self._stage is stage:
             self._prefetch_now(stage)
 
     def end_backward(self) -> None:
-        """Begin with the loss again in the next backward."""
+        """Reset for the next backward, which starts from the loss."""
         self._starts = self._lent.lends_inputs
 
     def reset(self) -> None:
-        """Forget what is awaited, as the iteration failed."""
+        """Drop the delayed prefetch after a failed iteration."""
         self.end_backward()
         if self._stage is not None:
             self._first_gradients[self._stage].miss()
@@ -334,5 +334,5 @@ class LatePrefetch:
 
 
 def _stages_held(stage: Stage) -> int:
-    """Return how many stages' gradients may stay kept while this one is in backward."""
+    """Return of how many earlier stages the gradients may be kept while ``stage`` is in backward."""
     return max(unit.gradients.held for unit in stage.units) - 1

@@ -1,13 +1,13 @@
-"""``reshard_after_forward`` as a group size: after forward keep a larger shard, gathered by fewer ranks.
+"""``reshard_after_forward`` as a group size: keep a larger shard after forward, gathered by fewer ranks.
 
-With 8 ranks and a group size of 2, forward gathers among all 8, then each rank keeps one half of every
-parameter instead of an eighth. Backward gathers among pairs, for instance in a node, at the price of memory::
+With 8 ranks and a group size of 2, forward gathers over all 8 ranks. Then each rank keeps one half of every
+parameter instead of an eighth, so backward gathers over pairs, e.g. inside a node. This costs memory::
 
     shard of 8 --all-gather 8--> full --keep--> shard of 2 --all-gather 2--> full --> backward
 
-The kept shard is in the dtype of computation and lives from forward to backward only. Meanwhile the modules
-show its parameters: ``DTensor``s on a mesh of (groups, ranks of a group), for reading; ``reshard`` shows
-those that an optimizer changes.
+The kept shard is in the compute dtype and exists only from forward to backward. During this time the modules
+show its parameters: ``DTensor``s on a mesh (groups, ranks of a group), for reading. ``reshard`` shows the
+parameters that the optimizer updates.
 """
 
 from collections.abc import MutableMapping, Sequence
@@ -33,12 +33,12 @@ from .presentation import Assignments, UnitParameter, assignments, show
 
 
 class InSmallerGroup(Gather):
-    """Gathers as usual in forward, and in backward among fewer ranks into the same full buffer.
+    """Gathers as usual in forward, and over fewer ranks into the same full buffer in backward.
 
     Args:
-        sharded: its layout is one whose parameters are copied out.
-        parameters: those of the unit, in the order of the layout.
-        mesh: (groups, ranks that gather in backward); the latter's number divides the unit's.
+        sharded: its layout must need a copy-out (rank-major).
+        parameters: the parameters of the unit, in the order of the layout.
+        mesh: (groups, ranks of a group). Backward gathers over a group; its size divides the unit's.
     """
 
     fetches = owns_memory = keeps = True
@@ -53,9 +53,9 @@ class InSmallerGroup(Gather):
         layout = chunked_layout(
             [segment.shape for segment in sharded.layout.segments], group.size(), group.rank(), itemsize
         )
-        # The parameters are where the usual gather has them.
+        # Same places of the parameters in the full buffer as in the usual gather.
         self._kept_layout = layout.placed([segment.full_offset for segment in sharded.layout.segments])
-        # Gathers the larger shard, in its memory, which comes and goes.
+        # The gather of the larger shard, and the buffer of that shard.
         self._smaller: Packed | None = None
         self._kept: FlatBuffer | None = None
         self._parts: list[torch.Tensor] = []
@@ -64,11 +64,11 @@ class InSmallerGroup(Gather):
         self._shown: dict[int, nn.Parameter] = {}
         self.holds = False
 
-    # -- as the usual one, unless a larger shard is there ----------------------------------------------------
+    # -- delegate to the usual gather, or to the one of the larger shard -------------------------------------
 
     @property
     def _now(self) -> Gather:
-        """Return the gather that comes next, or is under way."""
+        """Return the gather that is next, or in flight."""
         return self._smaller if self.holds and self._smaller is not None else self._usual
 
     def start(self, context: Context) -> None:
@@ -84,7 +84,7 @@ class InSmallerGroup(Gather):
 
     def fill(self, context: Context, hold: int) -> None:
         self._now.fill(context, hold)
-        self.drop()  # computation has waited for the gather, which read it, and owns its memory
+        self.drop()  # the compute stream owns the kept shard and has waited for the gather that read it
 
     def memory(self) -> torch.Tensor:
         return self._usual.memory()
@@ -100,7 +100,7 @@ class InSmallerGroup(Gather):
         return isinstance(before, InSmallerGroup) and self._usual.take_over(before._usual)
 
     def drop(self) -> None:
-        """Free the larger shard, if it is there."""
+        """Free the larger shard, if there is one."""
         if self._kept is not None:
             self._kept.free()
         self.holds = False
@@ -108,7 +108,7 @@ class InSmallerGroup(Gather):
     # -- the larger shard ------------------------------------------------------------------------------------
 
     def keep(self, context: Context) -> None:
-        """Copy this rank's part out of the full buffer, before that is freed."""
+        """Copy this rank's part out of the full buffer before that is freed."""
         full, layout, compute = self._usual.memory(), self._kept_layout, context.streams.compute
         if self._kept is None:
             self._kept = FlatBuffer(layout.shard_numel, full.dtype, full.device, compute)
@@ -118,12 +118,12 @@ class InSmallerGroup(Gather):
                 self._parts += [segment.in_shard(self._kept.tensor), own]
         self._kept.take()
         foreach_copy_(self._parts[::2], self._parts[1::2])
-        # Written on computation, read by the gather of backward: that waits for this point (``start``).
+        # Written on the compute stream and read by backward's gather, which waits for this event (``start``).
         self._kept_at = compute.record()
         self.holds = True
 
     def _gather_of(self, shard: torch.Tensor) -> Packed:
-        """Return the gather of the larger shard, into the memory of the usual one's parameters."""
+        """Return the gather of the larger shard into the parameters' memory of the usual gather."""
         groups = comm.UnitGroups.of(self.group)
         precision = UnitPrecision.decide(shard.dtype, None, None)
         custom = self.sharded.custom
@@ -132,7 +132,7 @@ class InSmallerGroup(Gather):
         return made
 
     def show_kept(self, trained: Sequence[nn.Parameter]) -> None:
-        """Let the modules show the kept parameters. Those that were ``DTensor``s before stay as they are."""
+        """Make the modules show the kept parameters, except those that were ``DTensor``s before wrapping."""
         if not self._show:
             self._make_kept()
         for index, shown in self._shown.items():
@@ -158,13 +158,13 @@ class InSmallerGroup(Gather):
         self._show = assignments(described, kept, lambda module: module._parameters)
 
 
-# Meshes made here, so that all units of one mesh share them and their groups. They belong to the group that
-# shards: another mesh may compare equal, of groups that were made after these were destroyed.
+# Meshes made here, so that all units of one mesh share them and their groups. The key is the shard group: a
+# mesh made after these groups were destroyed may compare equal.
 _meshes: MutableMapping[ProcessGroup, dict[tuple[DeviceMesh, int], DeviceMesh]] = WeakKeyDictionary()
 
 
 def smaller_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh:
-    """Return the ranks of ``mesh`` in rows of ``size`` neighbours. A size's first call is collective."""
+    """Return a mesh of the ranks of ``mesh`` in rows of ``size``. The first call for a size is collective."""
     key, made = (mesh, size), _meshes.setdefault(mesh.get_group(mesh.ndim - 1), {})
     if key not in made:
         rows = mesh.mesh.view(-1, size)

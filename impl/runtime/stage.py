@@ -1,6 +1,6 @@
-"""A *stage*: one wrapped module, or several that are wrapped as one, and what it gathers at the same time.
+"""A *stage*: one wrapped module, or several wrapped as one, with the units that it gathers together.
 
-Here is what a stage is and where it is in an iteration; modules and autograd drive it by ``hooks.py``.
+This file has its state in an iteration; ``hooks.py`` has the hooks by which modules and autograd drive it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from .unit import GATHERED, OUTPUTS_NEEDED, Unit, UnitState
 
 
 class StageState(Enum):
-    """Where a stage is in an iteration."""
+    """The state of a stage in an iteration."""
 
     IDLE = auto()
     FORWARD = auto()
@@ -30,10 +30,10 @@ class Stage:
     """One wrapped module's part in the tree.
 
     Args:
-        modules: the modules wrapped as one, usually one.
-        units: what it gathers at the same time: a unit for each dtype of its parameters, none if all belong
-            to stages inside.
-        settings: those of the whole tree, if this stage is its root.
+        modules: the modules wrapped as one, usually a single one.
+        units: the units that it gathers together, one for each dtype of its parameters; none if stages inside
+            own all parameters.
+        settings: settings of the whole tree if this stage becomes its root.
     """
 
     def __init__(
@@ -50,37 +50,37 @@ class Stage:
         self.state = StageState.IDLE
         # Whether this stage already belongs to a tree.
         self.in_tree = False
-        # Whether this stage is the root of its tree; false before that is known.
+        # Whether this stage is the root of its tree; False until that is known.
         self.is_root = False
-        # Streams that this stage shares with other roots, if it is one.
+        # Streams that this stage shares with other roots, if it is a root.
         self.streams: Streams | None = None
-        # Stages that forward gathers ahead after this one, instead of those the recorded order names.
+        # Stages to prefetch after this one, set by the user; they replace the recorded order.
         self.forward_targets: Sequence[Stage] = ()
         self.backward_targets: Sequence[Stage] = ()
-        # Whether the user gathered the parameters since the last forward, for the next one.
+        # Whether the user unsharded the parameters for the next forward.
         self.unsharded_by_hand = False
-        # Where this stage is in the recorded order, once a call.
+        # Positions of this stage in the recorded order, one for each call.
         self.forward_positions: list[int] = []
         self.backward_position = -1
-        # What is raised where this stage ran as a root before it became part of a larger tree.
+        # The error to raise if this stage ran as a root before it became part of a larger tree.
         self.error_of_second_root: type[Exception] = RuntimeError
-        # Modules wrapped as one that forward did not come to yet.
+        # Modules wrapped as one whose forward has not run yet.
         self.to_run: set[nn.Module] = set()
-        # In forward: inputs, what passed the boundary for them, and its versions then.
+        # In forward: inputs, the outputs of the boundary for them, and the versions of these outputs.
         self.entered: tuple[list[torch.Tensor], tuple[torch.Tensor, ...], list[int]] | None = None
-        # Units whose ``reshard_after_forward`` followed from this stage being the root or not.
+        # Units whose ``reshard_after_forward`` was None and got its value from ``is_root``.
         self._decided: list[Unit] = []
 
     @property
     def root_module(self) -> nn.Module:
-        """Return the one module of this stage; the root of a tree has to be one."""
+        """Return the module of this stage. Raises RuntimeError for several: a root must be one module."""
         if len(self.modules) != 1:
             kinds = ", ".join(type(module).__name__ for module in self.modules)
             raise RuntimeError(error_text("stage.root_module", kinds))
         return self.modules[0]
 
     def join(self, context: Context, name: str, *, is_root: bool) -> None:
-        """Become part of a tree, or its root, under the name of the module in the root."""
+        """Join a tree, perhaps as its root; ``name`` is the FQN of the module in the root."""
         self.in_tree = True
         self.is_root = is_root
         for unit in self.units:
@@ -88,7 +88,7 @@ class Stage:
             unit.join(context, name)
             _check_memory(unit)
             if unit.reshard_after_forward is None:
-                # The root's parameters are the first that backward needs again.
+                # Backward needs the root's parameters first, so freeing them would not help.
                 unit.reshard_after_forward = not is_root
                 self._decided.append(unit)
 
@@ -105,52 +105,52 @@ class Stage:
     # -- in an iteration -------------------------------------------------------------------------------------
 
     def check_idle(self, what: str, error: type[Exception] = RuntimeError) -> None:
-        """Raise if this stage is inside forward or backward, where ``what`` must not be called."""
+        """Raise ``error`` if this stage is in forward or backward, where ``what`` must not be called."""
         if self.state is not StageState.IDLE:
             raise error(f"{what} was called inside the {self.state.name.lower()} of unit '{self.name}'")
 
     @property
     def name(self) -> str:
-        """Return how errors call this stage."""
+        """Return the name of this stage in errors."""
         return self.units[0].name if self.units else type(self.modules[0]).__name__
 
     def check_entered(self, *, only_late: bool = False) -> None:
-        """Raise RuntimeError if backward came here (``only_late``: left gradients) beside an all-gather."""
+        """Raise RuntimeError if backward came here (``only_late``: left gradients) during an all-gather."""
         for unit in self.units:
             late = any_gradient(unit.unsharded) and not unit.gradients.held_back
             if unit.state is UnitState.GATHERING and (late or not only_late):
                 raise RuntimeError(error_text("stage.check_entered", unit.name, OUTPUTS_NEEDED))
 
     def check_freed(self, returned: torch.Tensor) -> None:
-        """Raise RuntimeError if ``returned``, a leaf, is a parameter whose memory is free by now."""
+        """Raise RuntimeError if ``returned``, a leaf, is a parameter whose memory has been freed."""
         for unit in self.units:
             freed = unit.gather.owns_memory and unit.state not in GATHERED
             if freed and any(parameter is returned for parameter in unit.unsharded):
                 raise RuntimeError(error_text("stage.check_freed", unit.name, tuple(returned.shape)))
 
     def drop_unused_gather(self) -> None:
-        """Release parameters that were gathered ahead and not used."""
+        """Reshard parameters that were gathered ahead and not used."""
         self.unsharded_by_hand = False
         for unit in self.units:
             if unit.state is UnitState.GATHERING:
                 unit.reshard()
 
     def drop_without_grad(self) -> None:
-        """Free what a forward without gradients left gathered, where that is not asked for explicitly."""
+        """Free parameters that a forward without grad left unsharded, unless the user asked to keep them."""
         for unit in self.units:
             if unit.state in GATHERED and (unit.presentation.drops_without_grad or unit in self._decided):
                 unit.reshard()
 
     @property
     def in_backward(self) -> bool:
-        """Return whether a backward that is not over came here."""
+        """Return whether a running backward has reached this stage."""
         return self.state in (StageState.BACKWARD, StageState.REDUCED)
 
     def reset(self, *, keep: bool) -> None:
-        """Reshard after a failed iteration, and drop gradients that were on their way.
+        """Reshard after a failed iteration, and drop its gradients.
 
         Args:
-            keep: what earlier passes left unreduced, unless this one's backward came here.
+            keep: whether to keep unreduced gradients of earlier passes, unless backward reached this stage.
         """
         for unit in self.units:
             unit.reshard()
@@ -160,15 +160,15 @@ class Stage:
         self.end_backward()
 
     def end_backward(self) -> None:
-        """Forget what concerned the backward, which is over."""
+        """Clear the state of the backward that has ended."""
         self.backward_position = -1
         self.to_run.clear()
-        self.entered = None  # of a forward that an exception ended, or checkpointing
+        self.entered = None  # set if an exception or checkpointing ended the forward early
         self.state = StageState.IDLE
 
 
 def _check_memory(unit: Unit) -> None:
-    """Raise RuntimeError if a unit's parameters have no data, or are not on the host though offloaded."""
+    """Raise RuntimeError if a unit's parameters are on the meta device, or offloaded but not on the host."""
     device = unit.shard.device
     names = ", ".join(f"'{parameter.fqn}'" for parameter in unit.parameters[:3])
     if device.type == "meta":

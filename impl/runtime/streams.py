@@ -1,11 +1,11 @@
-"""Streams of device work: one interface for devices that have them and for the CPU, which has none.
+"""Streams: one interface for devices that have streams and for the CPU, which has none.
 
-Work is put on a stream inside ``with stream:``; ``record`` records an event at the point reached, ``wait``
-makes the stream (never the CPU) wait for such an event. On the CPU there is one stream, the program itself:
-events are ``None`` and waiting for one is nothing. What runs beside the program there are collectives with
-``async_op=True``.
+``with stream:`` queues work on a stream, ``record`` records an event after the work queued up to now, and
+``wait`` makes the stream (never the CPU) wait for an event. The CPU has one stream, the program itself. Its
+events are ``None`` and waiting for them does nothing. Only collectives with ``async_op=True`` run
+concurrently there.
 
-Streams are made by ``torch.get_device_module(device)``, so any device with the API of ``torch.cuda`` works.
+Streams come from ``torch.get_device_module(device)``, so any device with the API of ``torch.cuda`` works.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ import torch
 
 
 def current_device(kind: str) -> torch.device:
-    """Return this rank's device of a type, such as ``"cuda"``: the current one."""
+    """Return the current device of type ``kind``, such as ``"cuda"``."""
     if kind == "cpu":
         return torch.device(kind)
     return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
 class Event(Protocol):
-    """A recorded point of a stream; what ``torch.cuda.Event`` offers."""
+    """A recorded point of a stream, with the interface of ``torch.cuda.Event``."""
 
     def synchronize(self) -> None:
         """Block the CPU until the point is reached."""
@@ -34,24 +34,24 @@ class Event(Protocol):
 
 
 class Nothing:
-    """A context that does nothing, without a call in Python: `format` takes anything and returns nothing."""
+    """A no-op context manager without a Python call: `"".format` accepts any arguments and returns ""."""
 
     __enter__: Callable[..., Any] = "".format
     __exit__: Callable[..., Any] = "".format
 
 
 class Stream(Nothing):
-    """A queue of device work. This base class is the CPU's: everything already happened."""
+    """A queue of device work. This base class is for the CPU, where all queued work is already done."""
 
     def record(self) -> Event | None:
-        """Record the point that this stream has reached."""
+        """Record an event after the work queued on this stream up to now."""
         return None
 
     def wait(self, event: Event | None) -> None:
-        """Let later work of this stream start only after ``event``."""
+        """Make later work on this stream wait for ``event``."""
 
     def follow(self, other: "Stream") -> None:
-        """Let later work of this stream start only after all that ``other`` has been given so far."""
+        """Make later work on this stream wait for the work queued on ``other`` up to now."""
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Tell the allocator that this stream uses ``tensor`` (``Tensor.record_stream``)."""
@@ -61,7 +61,7 @@ class _DeviceStream(Stream):
     """A stream of a device.
 
     Args:
-        stream: a stream of our own; ``None`` for whatever stream is current, where the model computes.
+        stream: the stream to use; ``None`` for the current stream, where the model computes.
     """
 
     def __init__(self, module: Any, stream: Any = None) -> None:
@@ -93,19 +93,19 @@ class _DeviceStream(Stream):
         tensor.record_stream(self._stream or self._module.current_stream())
 
 
-# The CPU's: the program itself. One object, so that what is on it is seen to be on one stream.
+# The stream of the CPU: the program itself. A single object, so that comparisons find one stream.
 _PROGRAM = Stream()
 
 
 def stream_of(stream: Any, device: torch.device) -> "Stream":
-    """Return a stream of ``device`` as one of ours, ``None`` for the current one; the CPU's, if it is one."""
+    """Wrap a stream of ``device``, ``None`` for the current one. A CPU always has the program's stream."""
     if device.type in ("cpu", "meta"):
         return _PROGRAM
     return _DeviceStream(torch.get_device_module(device), stream)
 
 
 def new_stream(device: torch.device, priority: int = 0) -> "Stream":
-    """Return another stream of ``device``; -1 is the higher ``priority``."""
+    """Return a new stream of ``device``. A ``priority`` of -1 is higher than 0."""
     if device.type in ("cpu", "meta"):
         return _PROGRAM
     return stream_of(torch.get_device_module(device).Stream(priority=priority), device)
@@ -114,9 +114,9 @@ def new_stream(device: torch.device, priority: int = 0) -> "Stream":
 class Streams:
     """The streams of one device that a tree of FSDP units shares.
 
-    ``copy_in`` prepares what is gathered, ``all_gather`` gathers, ``reduce_scatter`` reduces, ``all_reduce``
-    sums over replicas. The first three have high priority so that their small copies are not kept behind
-    large kernels; those that overlap between nodes (``all_reduce``) have not. ``to_host`` copies to the host.
+    ``copy_in`` casts and copies all-gather inputs, ``all_gather`` gathers, ``reduce_scatter`` reduces,
+    ``all_reduce`` sums over replicas, ``to_host`` copies to the host. The first three have high priority, so
+    that their small copies do not wait behind large kernels; ``all_reduce``, between nodes, does not.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -130,11 +130,11 @@ class Streams:
 
     @cached_property
     def to_host(self) -> "Stream":
-        """Return the stream that copies to the host; made at its first use: only CPU offload has one."""
+        """Return the stream that copies to the host. It is made at first use: only CPU offload needs it."""
         return new_stream(self.device)
 
     def count_retries(self) -> int:
-        """Return how often this device's allocator had to free its cache and try again, since the start."""
+        """Return how often this device's caching allocator freed its cache and retried, since the start."""
         if not self.has_streams:
             return 0
         stats = torch.get_device_module(self.device).memory_stats(self.device)
@@ -142,7 +142,7 @@ class Streams:
 
 
 class HostLink:
-    """Streams of computation and of both directions of the link to the host, which work at the same time."""
+    """The compute stream and a stream for each direction of the link to the host, which can overlap."""
 
     def __init__(self, device: torch.device) -> None:
         self.compute = stream_of(None, device)

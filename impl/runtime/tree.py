@@ -1,7 +1,7 @@
-"""The life of an iteration in a tree of stages: its forward, its backward, and what an exception leaves.
+"""One iteration of a tree of stages: forward, backward, and recovery after an exception.
 
-The tree is found when its outermost module first runs forward (or unshards): only then is it known which
-module is the root and which stages it holds (``ModuleHooks``).
+The tree is built when its outermost module first runs forward or is unsharded by hand. Only then is it known
+which module is the root and which stages it contains (``ModuleHooks``).
 """
 
 import logging
@@ -30,12 +30,12 @@ from .unit import GATHERED, OUTPUTS_NEEDED, Unit, UnitState
 _log = logging.getLogger(__name__)
 _COMPILED_AUTOGRAD = INTERNALS["compiled_autograd"].path
 
-# In backward, whole: two gathered, the gradients of two, and as much on its way.
+# Unsharded units in memory during backward: two units' parameters, two units' gradients, and two in flight.
 _UNITS_KEPT = 6
 
 
 class Runtime:
-    """The iterations of a tree of stages; ``root`` is the stage whose module runs forward first."""
+    """Runs the iterations of a tree of stages. ``root`` is the stage of the outermost module."""
 
     def __init__(self, root: Stage, stages: list[Stage], settings: ScheduleSettings) -> None:
         self.root = root
@@ -49,25 +49,25 @@ class Runtime:
         self.schedule = Schedule(settings, self.context.limiter, self.reducer.lent, streams.has_streams)
         self.order_check = OrderCheck() if OrderCheck.is_asked_for() else None
         count_steps(unit.presentation for unit in units)
-        # The stage whose forward is the outermost one running now; not the root where a part runs alone.
+        # The stage of the outermost running forward. Not the root if a part of the model runs alone.
         self.forward_root: Stage | None = None
         self.is_last_backward = True
-        # An event that the user recorded after the optimizer, for gathers to wait on instead of everything.
+        # An event that the user recorded after the optimizer. Gathers wait for it, not for all computation.
         self.optimizer_event: Event | None = None
         # Units that show gradients of ``no_sync()``.
         self._unreduced: list[tuple[Unreduced, Unit]] = []
-        # Whether a forward ran; before that the tree may become part of a larger one.
+        # Whether a forward ran; until then the tree may become part of a larger one.
         self.ran = False
-        # Whether a backward runs, which calls back at its end.
+        # Whether a backward is running and has queued the callback for its end.
         self.callback_queued = False
         self._callback: Any = None
 
     # -- forward ---------------------------------------------------------------------------------------------
 
     def begin_forward(self, stage: Stage) -> None:
-        """Begin the outermost forward: gathers must see what the optimizer wrote."""
+        """Begin the outermost forward. Gathers must see the writes of the optimizer."""
         if len(self.root.modules) > 1:
-            _ = self.root.root_module  # which tells that these modules are no root
+            _ = self.root.root_module  # raises: several modules wrapped as one cannot be a root
         self.forward_root = stage
         self.ran = True
         self.schedule.begin_forward()
@@ -78,10 +78,10 @@ class Runtime:
         self.context.let_gathers_wait(event)
 
     def _drop_what_changed(self) -> None:
-        """Drop parameters that were gathered before their shards were written to, freeze those that stay."""
+        """Reshard stale parameters; update ``requires_grad`` of those that stay unsharded."""
         for stage in self.stages:
             for unit in stage.units:
-                # Invariant: no forward reads what was gathered before its shard was written to
+                # Invariant: no forward reads parameters that were gathered before a write to their shard
                 # (tests/impl/values, mutant "no drop of what changed").
                 if unit.state is UnitState.SHARDED:
                     continue
@@ -91,7 +91,7 @@ class Runtime:
                     unit.presentation.follow_freezing()
 
     def _drop_what_was_skipped(self) -> None:
-        """Drop what the forward before gathered ahead and did not come to: values may have changed since."""
+        """Drop stages that the last forward gathered ahead but did not run: their values may have changed."""
         self.schedule.gathered_ahead = False
         for stage in self.stages:
             if not stage.unsharded_by_hand:
@@ -106,7 +106,7 @@ class Runtime:
         self.context.handover.trim()
         self.schedule.end_forward()
         if not torch.is_grad_enabled():
-            # No backward will use what this forward left gathered, and values may be changed in any way next.
+            # No backward will use the parameters that this forward left unsharded; shards may change next.
             for stage in self.stages:
                 stage.drop_without_grad()
             self.context.await_host_read()
@@ -114,7 +114,7 @@ class Runtime:
     # -- backward --------------------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
-        """Have the end of this backward pass call back, as the first stage's backward starts."""
+        """Queue the callback for the end of this backward pass, when the first stage's backward starts."""
         if of_compiled_autograd("in_compiled_autograd_region"):
             refuse_compiled_autograd()
         self.callback_queued = True
@@ -123,11 +123,11 @@ class Runtime:
         queue_callback(callback)
         self._take_back_unreduced()
         if self.context.gathers_wait:
-            # No forward since the last backward, or a unit was resharded by hand: shards may be written.
+            # No forward since the last backward, or a unit was resharded by hand: shards may have changed.
             self.context.let_gathers_wait()
 
     def post_backward(self, stage: Stage) -> None:
-        """Free the parameters of ``stage``, all of whose gradients are there, and reduce these."""
+        """Free the parameters of ``stage``, whose gradients are complete, and reduce the gradients."""
         stage.state = StageState.REDUCED
         if not stage.units:
             return
@@ -138,7 +138,7 @@ class Runtime:
         with span(stage.units[0].labels.post_backward):
             ready: list[tuple[Unit, tuple[int, ...], list[torch.Tensor]]] = []
             partial: list[Unit] = []
-            # The order of units is the same on all ranks, and with it that of their collectives.
+            # All ranks have the same order of units, so they issue collectives in the same order.
             for unit in reversed(stage.units):
                 flat = unit.presentation.flat_param
                 hooks = flat._backward_hooks if flat is not None else None
@@ -159,7 +159,7 @@ class Runtime:
                     unit.reshard()
                 else:
                     unit.hide()
-            # Before the reductions: one communicator serves calls in order, and the next gather is urgent.
+            # Before the reductions: a communicator runs calls in order, and the next gather is more urgent.
             self.schedule.after_gradients(stage)
             for unit in partial:
                 self.reducer.reduce_partial(unit)
@@ -171,8 +171,8 @@ class Runtime:
                 self.reducer.reduce(unit, which, gradients)
 
     def _finish_backward(self, stage: Stage) -> None:
-        """Reduce what did not come to its post-backward, now that the whole backward is done."""
-        # After the post-backward come gradients of parameters that are used outside of their module.
+        """Run the missing post-backward of ``stage`` after the whole backward, and end its backward."""
+        # Parameters that are used outside of their module may get gradients after the post-backward.
         late = False
         for unit in stage.units:
             late |= unit.gradients.synchronize and any_gradient(unit.unsharded)
@@ -198,7 +198,7 @@ class Runtime:
         self.callback_queued = False
         self.context.await_host_read()
         if self.is_last_backward:
-            # The optimizer comes, perhaps before another pass over the same graph.
+            # The optimizer runs next, perhaps before another pass over the same graph.
             self.context.gathers_wait = True
             self.context.handover.trim()
             self.schedule.end_backward()
@@ -212,7 +212,7 @@ class Runtime:
                 stage.drop_unused_gather()
 
     def _backward_dropped(self, _: object) -> None:
-        """Warn where backward failed, whose errors name no unit; autograd then forgets the callback."""
+        """Warn with the unit at which backward failed: autograd drops the callback and names no unit."""
         if not self.callback_queued:
             return
         entered = [stage for stage in self.stages if stage.state is StageState.BACKWARD]
@@ -222,7 +222,7 @@ class Runtime:
 
     @torch.no_grad()
     def _show_unreduced(self, unit: Unit) -> None:
-        """Let ``unit`` show the gradients that it keeps for a later backward, where its front end does so."""
+        """Show the gradients that ``unit`` keeps for a later backward, if its front end supports that."""
         unreduced = unit.presentation.unreduced
         if unreduced is not None:
             unreduced.show(unit)
@@ -238,15 +238,15 @@ class Runtime:
     # -- errors ----------------------------------------------------------------------------------------------
 
     def drop_failed_iteration(self, stage: Stage) -> None:
-        """Drop an earlier iteration that never ended, as a forward of ``stage`` starts outside of backward.
+        """Drop an earlier iteration that did not finish, when a forward of ``stage`` starts outside backward.
 
-        A backward that ran calls back at its end, and a root's forward that returned is over; where neither
-        happened there was an exception. Training continues with sharded parameters as if that iteration had
-        not been. What was accumulated without communication before it stays.
+        A backward calls back at its end, and the root's forward ends when it returns. If neither happened,
+        there was an exception. Training continues with sharded parameters as if that iteration had not
+        started. Gradients that were accumulated without communication before it stay.
 
         Raises:
-            RuntimeError: the failed backward was adding to such gradients, so that it is unknown
-                what they were; they are dropped.
+            RuntimeError: the failed backward was adding to such gradients, so their earlier values are lost;
+                they are dropped.
         """
         failed = self.callback_queued or stage.state in (StageState.BACKWARD, StageState.REDUCED)
         if failed or (self.forward_root is stage and len(stage.modules) == 1):
@@ -260,7 +260,7 @@ class Runtime:
                 raise RuntimeError(error_text("tree.drop_failed_iteration", spoilt[0]))
 
     def _spoilt_units(self) -> list[str]:
-        """Return units whose accumulated gradients hold a part of what a failed backward computed."""
+        """Return the names of units whose accumulated gradients include a part of a failed backward."""
         return [
             unit.name
             for stage in self.stages
@@ -270,15 +270,15 @@ class Runtime:
         ]
 
     def disband(self) -> None:
-        """Set all stages free: one was unsharded by hand before the first forward showed what the tree is."""
+        """Release all stages. This tree was built by an unshard by hand before the first forward."""
         self.reset()
         for stage in self.stages:
             stage.leave()
 
     def reset(self) -> None:
-        """Wait for what runs after an exception inside an iteration, forget it, show sharded parameters.
+        """Reset after an exception: wait for work in flight, drop the iteration, show sharded parameters.
 
-        Gradients that passes before it left unreduced stay; if some of them were added to, none do.
+        Unreduced gradients of earlier passes stay, unless the failed backward added to some of them.
         """
         keep, failed_backward = not self._spoilt_units(), self.callback_queued
         self.callback_queued = False
@@ -295,12 +295,12 @@ class Runtime:
 
 
 def of_compiled_autograd(state: str) -> bool:
-    """Return a state of compiled autograd; whoever uses it has imported it, which takes a quarter second."""
+    """Return a flag of compiled autograd; False if not imported, because importing it takes 0.25 s."""
     return getattr(sys.modules.get(_COMPILED_AUTOGRAD), state, False)
 
 
 def refuse_compiled_autograd(*_: Any) -> NoReturn:
-    """Raise RuntimeError: it reads what autograd saved before any hook gathers parameters."""
+    """Raise RuntimeError: compiled autograd reads saved tensors before any hook gathers parameters."""
     raise RuntimeError(error_text("tree.refuse_compiled_autograd"))
 
 
@@ -312,6 +312,6 @@ def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> No
 
 
 def _bytes_of_steps(units: Sequence[Unit]) -> int:
-    """Return about what a step takes and gives back: reduced gradients, and what is whole of a few units."""
+    """Estimate the bytes that a step allocates and frees: reduced gradients, and a few unsharded units."""
     whole = [unit.layout.full_numel * unit.precision.compute.itemsize for unit in units]
     return sum(unit.shard.nbytes for unit in units) + _UNITS_KEPT * max(whole, default=0)

@@ -1,4 +1,4 @@
-"""One FSDP unit: parameters that are gathered and freed together, and the states that it moves through.
+"""One FSDP unit: parameters that are gathered and freed together, as a state machine.
 
 ::
 
@@ -10,15 +10,15 @@
       +------------------------------+  reshard_in_forward()                     |
       +--------------------------------------------------------------------------+
 
-The persistent parts are the flat local ``shard`` (the sharded parameters are views of it, so gathering needs
-no copy-in) and the unsharded parameters: leaf ``nn.Parameter`` objects over a buffer whose memory comes and
-goes. Both sets exist once; showing one or the other in the modules is a few dictionary assignments. How the
-one comes from the other is the unit's ``gather`` (``gather.py``); how both look, its ``presentation``.
+The sharded parameters are views of the flat local ``shard``, so gathering needs no copy-in. The unsharded
+parameters are leaf ``nn.Parameter`` objects over a buffer whose storage is freed and allocated again. Both
+sets are created once; switching between them is a few dictionary assignments. The unit's ``gather``
+(``gather.py``) fills one from the other, and its ``presentation`` decides how both look.
 
-Everything that writes parameter memory goes through the buffer's own tensor, so to autograd, whose check of
-saved tensors compares versions, gathering the same values again changes nothing. A unit moves its parameters'
-versions on by itself: until a gather has been waited for, so that backward refuses to read before that, and
-for good where the shard was written to since the gather before.
+All writes to parameter memory go through the buffer's own tensor. So for autograd, which compares versions of
+saved tensors, gathering the same values again changes nothing. The unit itself changes its parameters'
+versions: from reshard until it has waited for the next gather, so that backward refuses to read in between,
+and permanently if the shard was written to since the last gather.
 """
 
 from collections.abc import Sequence
@@ -42,27 +42,27 @@ from .presentation import VERSION, Presentation, UnitParameter
 
 _NEXT = (1).__add__
 
-# How autograd comes to each unit through its pre-backward hook.
+# Appended to errors: autograd reaches each unit through its pre-backward hook.
 OUTPUTS_NEEDED = (
     "The hook is on what forward returns: return every tensor that the loss needs, store none aside"
 )
 
 
 class UnitState(Enum):
-    """Where a unit's parameters are; the module's head shows the transitions."""
+    """The state of a unit's parameters; the module docstring shows the transitions."""
 
     SHARDED = auto()
     # Sharded, and a larger shard is kept for backward (``smaller_group.py``).
     KEPT = auto()
     GATHERING = auto()
     UNSHARDED = auto()
-    # Gathered, while the modules show the sharded parameters.
+    # Unsharded, while the modules show the sharded parameters.
     HIDDEN = auto()
 
 
-# States in which the parameters have to be gathered before they are used.
+# States in which the parameters must be gathered before use.
 RESHARDED = (UnitState.SHARDED, UnitState.KEPT)
-# States in which they are there.
+# States in which the unsharded parameters are available.
 GATHERED = (UnitState.UNSHARDED, UnitState.HIDDEN)
 
 
@@ -70,14 +70,14 @@ class Unit:
     """A state machine around one gather and one presentation.
 
     Args:
-        name: in messages, until the unit's place in the tree is known.
-        layout: where everything is in the buffers.
+        name: the name in messages, until the unit's place in the tree is known.
+        layout: the layout of the parameters in the buffers.
         shard: 1-D local shard of ``layout.shard_numel`` elements in the original dtype.
-        device: what is computed on; the shard is there too unless it is offloaded.
+        device: the device of computation, and of the shard unless it is offloaded.
         reshard_after_forward: whether forward frees the parameters; ``None`` means yes, unless it is the
             root.
-        offload: how the shard is kept on the host, ``None`` if it is not.
-        make_gather: makes the gather, also after one of the things that it depends on changed.
+        offload: the CPU offload of the shard, ``None`` without.
+        make_gather: makes the gather, and makes it again when one of its inputs (``Sharded``) changes.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Unit:
         self.gradients = GradientState()
         self.state = UnitState.SHARDED
         self.unsharded: list[nn.Parameter] = []
-        # What ``presentation.writes`` and ``presentation.steps`` were when the shard was gathered last.
+        # ``presentation.writes`` and ``presentation.steps`` at the last gather of the shard.
         self.gathered_writes = self.gathered_steps = 0
         self._versions: list[int] = []
         self._context: Context | None = None
@@ -131,14 +131,14 @@ class Unit:
         raise RuntimeError(error_text("unit.not_run", self.name))
 
     def join(self, context: Context, name: str) -> None:
-        """Become part of a tree of units; ``name`` is the unit's module in its root."""
+        """Join a tree of units; ``name`` is the FQN of the unit's module in the root."""
         self._context = context
         self.name = name
         self.labels = UnitLabels(name)
 
     @torch.inference_mode(False)  # the first forward may be in it, and the shard is trained later
     def readopt(self) -> None:
-        """Take up the sharded parameters as the modules hold them now; a new shard means new buffers."""
+        """Adopt the sharded parameters that the modules hold now. A new shard needs new buffers."""
         shard = self.presentation.readopt()
         if shard is None:
             return
@@ -149,7 +149,7 @@ class Unit:
         self._forget_parameters()
 
     def leave(self) -> None:
-        """Leave a tree that never ran, to be part of another one; buffers belong to a tree's streams."""
+        """Leave a tree that never ran, to join another one, and drop buffers, which its streams own."""
         self.reshard()
         self._use(self.gather.sharded)
         self._forget_parameters()
@@ -160,9 +160,9 @@ class Unit:
         self._versions = []
 
     def use_all_gather(self, custom: comm.AllGather | None) -> None:
-        """Gather with ``custom`` from now on, or as usual again. Raises RuntimeError while unsharded."""
+        """Gather with ``custom`` from now on, or by default if ``None``. Raises RuntimeError if unsharded."""
         if self.state is UnitState.KEPT:
-            self.reshard()  # what is kept is the old gather's
+            self.reshard()  # the kept shard belongs to the old gather
         self._check_sharded("the all-gather is replaced")
         before = self.gather
         self._use(replace(before.sharded, custom=custom))
@@ -176,19 +176,19 @@ class Unit:
     # -- unshard ---------------------------------------------------------------------------------------------
 
     def all_gather(self, *, for_backward: bool = False) -> None:
-        """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet.
+        """Issue the all-gather without waiting for it; a no-op unless sharded.
 
-        Raises RuntimeError if it is ``for_backward`` and the shard was written to since forward's.
+        Raises RuntimeError if it is ``for_backward`` and the shard was written to since forward's all-gather.
         """
         if self.state not in RESHARDED:
             return
         if self.state is UnitState.SHARDED:
             self.take_up_changes()
-        # Only after the changes are taken up, which count as writes themselves.
+        # Read after ``take_up_changes``, because the changes themselves count as writes.
         writes = self.presentation.writes
         self.gathered_steps = self.presentation.steps
         if writes != self.gathered_writes and self.state is UnitState.SHARDED:
-            # Invariant: no gradient is computed from other values than its forward's (tests/impl/values).
+            # Invariant: backward uses the same values as its forward (tests/impl/values).
             if for_backward:
                 raise RuntimeError(error_text("unit.all_gather", self.name))
             self.gathered_writes = writes
@@ -203,21 +203,21 @@ class Unit:
         self.state = UnitState.GATHERING  # Invariant: from SHARDED or KEPT alone, as checked above
 
     def take_up_changes(self) -> None:
-        """Take up what the user assigned to or froze of the sharded parameters since the last gather."""
+        """Apply the user's assignments to sharded parameters, and freezing, since the last gather."""
         if self.presentation.take_up_changes(self._await_reads) and self._context is not None:
             self._context.let_gathers_wait()
 
     def _await_reads(self) -> None:
-        """Wait for copies out of a shard on the host, which is about to be written to."""
+        """Wait for copies from a shard on the host that is about to be written to."""
         if self._context is not None:
             self._context.await_host_read()
 
     def wait_all_gather(self, hold: int = 0) -> None:
-        """Make computation wait for the parameters and show them; a no-op unless gathering or hidden.
+        """Make the compute stream wait for the parameters and show them; a no-op unless gathering or hidden.
 
         Args:
-            hold: how many gather buffers may stay until the next one is waited for, so that the next
-                all-gather need not wait for this unit's copy.
+            hold: how many gather buffers may stay allocated until the next wait, so that the next all-gather
+                need not wait for this unit's copy-out.
         """
         if self.state is not UnitState.GATHERING:
             if self.state is UnitState.HIDDEN:
@@ -239,19 +239,19 @@ class Unit:
                     self._versions = list(map(VERSION, self.unsharded))
                 self.presentation.adopt_unsharded(self.unsharded)
             elif self._versions and gather.owns_memory:
-                # Invariant: backward can read parameters only after their gather was waited for; `reshard`
-                # moved the versions away (tests/impl/values, mutant "no wait in backward").
+                # Invariant: backward can read parameters only after the wait for their gather, because
+                # `reshard` changed the versions (tests/impl/values, mutant "no wait in backward").
                 set_versions(self.unsharded, self._versions)
             self.presentation.show_unsharded()
-        self.state = UnitState.UNSHARDED  # Invariant: of what was gathered, only behind the wait above
+        self.state = UnitState.UNSHARDED  # Invariant: only after the wait above, if anything was gathered
 
     def is_stale(self) -> bool:
-        """Return whether what was gathered may be older than a shard, on this rank or on another."""
+        """Return whether the gathered parameters may be older than a shard, on this rank or another."""
         shown = self.presentation
         return shown.writes != self.gathered_writes or shown.steps != self.gathered_steps
 
     def check_writes(self) -> None:
-        """Raise RuntimeError if a forward that is trained wrote to parameters, where that would be lost."""
+        """Raise RuntimeError if a forward with grad wrote to parameters and resharding would lose this."""
         versions = list(map(VERSION, self.unsharded))
         if versions == self._versions:
             return
@@ -266,13 +266,13 @@ class Unit:
         """Free the unsharded parameters and show the sharded ones; a no-op if sharded.
 
         Args:
-            hold: how many freed buffers may stay allocated for one more turn (``buffer.py``).
+            hold: how many released buffers may stay allocated for one more unit (``buffer.py``).
         """
         if self.state is UnitState.SHARDED:
             return
         gather = self.gather
         with span(self.labels.reshard):
-            # What is hidden may have been replaced since.
+            # Other states already show the sharded parameters, which the user may have replaced since.
             shows_sharded = self.state is not UnitState.UNSHARDED and not gather.holds
             if self.state is UnitState.KEPT:
                 gather.drop()
@@ -282,27 +282,27 @@ class Unit:
             elif gather.owns_memory:
                 gather.free(self._context or self._not_run(), hold)
                 if self._versions:
-                    # Invariant: a graph that saved these parameters is refused while they are freed
-                    # (tests/impl/values, mutant "resharded before backward").
+                    # Invariant: backward through a graph that saved these parameters raises while they are
+                    # freed (tests/impl/values, mutant "resharded before backward").
                     increment_version(self.unsharded)
             if not shows_sharded:
                 self.presentation.show_sharded()
-        self.state = UnitState.SHARDED  # Invariant: no parameter's memory is left that the gather owns
+        self.state = UnitState.SHARDED  # Invariant: all parameter memory that the gather owns is freed
 
     def hide(self) -> None:
-        """Show the sharded parameters, but keep the others for backward, where the front end does so."""
+        """Show the sharded parameters and keep the unsharded ones for backward, if the front end does so."""
         if self.presentation.hides and self.state is UnitState.UNSHARDED:
             self.state = UnitState.HIDDEN
             self.presentation.show_sharded()
 
     def reshard_by_hand(self) -> None:
-        """Reshard for code outside, which may write to the shard next."""
+        """Reshard on the user's request. The user may write to the shard next."""
         self.reshard()
         if self._context is not None:
             self._context.shards_may_change()
 
     def reshard_in_forward(self, hold: int) -> None:
-        """Free the parameters between forward and backward, if this unit does so."""
+        """Free the parameters between forward and backward, if ``reshard_after_forward``."""
         if not self.reshard_after_forward:
             self.hide()
             return

@@ -1,4 +1,4 @@
-"""Settings, layouts, placements, private names of torch and texts of errors, for both FSDPs."""
+"""Settings, layouts, placements, private names of torch and error messages, for both front ends."""
 
 import tomllib
 from pathlib import Path
@@ -7,5 +7,5 @@ _TEXTS: dict[str, str] = tomllib.loads((Path(__file__).parent / "errors.toml").r
 
 
 def error_text(name: str, *values: object) -> str:
-    """Return the text of an error by its name in `errors.toml`, with `values` in their places."""
+    """Return the error message ``name`` of `errors.toml`, formatted with `values`."""
     return _TEXTS[name].format(*values)

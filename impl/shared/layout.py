@@ -1,22 +1,22 @@
-"""Where each parameter's elements are in a unit's buffers. Pure functions: no communication, no device.
+"""The layout of parameters in a unit's buffers. Pure functions: no communication, no device.
 
-Two layouts, one for each front end, here for two parameters a (3 x 2) and b (4) on two ranks:
+There are two layouts, one for each front end, shown here for parameters a (3 x 2) and b (4) on two ranks:
 
-``flat_layout`` (FSDP1, in ``fsdp1/flat_param.py``): the parameters one after another, padded at the end, cut
-into equal shards. What an all-gather returns *is* the parameters; nothing is copied::
+``flat_layout`` (FSDP1, in ``fsdp1/flat_param.py``): the parameters one after another, padded at the end and
+split into equal shards. The all-gather output *is* the parameters, so there is no copy::
 
     gathered   a0 a1 a2 a3 a4 | a5 b0 b1 b2 b3        shard of rank 0 | shard of rank 1
     full       the same memory
 
-``chunked_layout`` (FSDP2): each parameter is cut on dim 0 as ``torch.chunk`` cuts it and each chunk is
-padded, so that every shard is a slice of rows. What an all-gather returns is ordered by rank first, so one
-fused copy is needed to make each parameter contiguous::
+``chunked_layout`` (FSDP2): each parameter is chunked on dim 0 as by ``torch.chunk`` and each chunk is
+padded, so that every shard is a slice of rows. The all-gather output is rank-major, so one fused copy is
+needed to make each parameter contiguous::
 
     gathered   a(rows 0,1) b(0,1) | a(row 2) pad b(2,3)       rank-major
     full       a(rows 0,1,2) pad  ·  b(0..3)                  parameter-major, each start aligned
 
-A parameter that is cut on another dim is cut evenly and has no padding, but its chunks interleave in the full
-parameter: they are copied one parameter at a time, and so come last in a unit (``UnitLayout.fused``).
+A parameter sharded on another dim must divide evenly and has no padding, but its chunks interleave in the
+full parameter. These parameters are copied separately and come last in a unit (``UnitLayout.fused``).
 """
 
 import math
@@ -30,7 +30,7 @@ import torch
 
 from .torch_internals import chunk_cat, foreach_copy_
 
-# Matrix kernels read 16 bytes at a time; a parameter that starts off this grid takes a slow path on GPUs.
+# Matrix kernels load 16 bytes at a time; on GPUs a parameter without this alignment takes a slow path.
 ALIGNMENT_BYTES = 16
 
 
@@ -38,9 +38,9 @@ ALIGNMENT_BYTES = 16
 class Segment:
     """One parameter's place in the buffers of its unit. All sizes are in elements.
 
-    ``shard_shape`` is the shape of this rank's part without padding: rows for a chunked layout, one dimension
-    for a flat one. ``shard_range`` is the part's ``[start, end)`` inside the flattened parameter, where it is
-    one piece of that (``dim`` 0).
+    ``shard_shape`` is the shape of this rank's part without padding: rows in a chunked layout, 1-D in a flat
+    one. ``shard_range`` is the part's ``[start, end)`` in the flattened parameter; it is valid only for
+    ``dim`` 0, where the part is contiguous.
     """
 
     shape: tuple[int, ...]
@@ -52,31 +52,31 @@ class Segment:
     shard_padded_numel: int
     full_offset: int
     full_padded_numel: int
-    # The dimension that is cut.
+    # The dimension that is sharded.
     dim: int = 0
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Return how one rank's part is in the full parameter: so many pieces of so many elements each."""
+        """Return (number, size in elements) of the contiguous pieces of one rank's part in the parameter."""
         pieces = math.prod(self.shape[: self.dim])
         return pieces, self.shard_padded_numel // max(pieces, 1)
 
     def in_shard(self, shard: torch.Tensor) -> torch.Tensor:
-        """Return where this rank's part is in a 1-D ``shard``: a view, 1-D, without padding."""
+        """Return this rank's part as a 1-D view into the 1-D ``shard``, without padding."""
         return shard[self.shard_offset : self.shard_offset + self.shard_numel]
 
     def in_full(self, full: torch.Tensor) -> torch.Tensor:
-        """Return where the parameter is in a 1-D ``full`` buffer: a view, in its own shape."""
+        """Return the parameter as a view into the 1-D ``full`` buffer, in its own shape."""
         return full[self.full_offset : self.full_offset + self.numel].view(self.shape)
 
     def own_part(self, value: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a whole ``value``, 1-D, where it is one piece (``dim`` 0)."""
+        """Return this rank's part of the full ``value``, 1-D; only for ``dim`` 0, where it is contiguous."""
         start, end = self.shard_range
         return value.detach().reshape(-1)[start:end]
 
     @torch.no_grad()
     def store(self, value: torch.Tensor, shard: torch.Tensor) -> None:
-        """Copy this rank's part of a whole ``value`` to its place in ``shard``."""
+        """Copy this rank's part of the full ``value`` to its place in ``shard``."""
         if self.shard_numel:
             self.in_shard(shard).copy_(self.own_part(value))
 
@@ -85,9 +85,9 @@ class Segment:
 class UnitLayout:
     """The layout of a whole unit for one rank.
 
-    ``rank_major`` tells that the gathered buffer has to be copied into the full one; otherwise both are one
-    memory. ``whole`` tells that gradients are always reduced as one piece, with zeros for those that are
-    missing; otherwise any subset of the parameters can be reduced by itself.
+    If ``rank_major``, the gathered buffer has to be copied into the full one; otherwise both are the same
+    memory. If ``whole``, gradients are always reduced together, with zeros for missing ones; otherwise any
+    subset of the parameters can be reduced.
     """
 
     world_size: int
@@ -97,16 +97,16 @@ class UnitLayout:
     full_numel: int
     rank_major: bool
     whole: bool
-    # How many parameters, the first ones, may have collectives of their own (``gather.py``).
+    # The first ``grouped`` parameters may have their own collectives (``gather.py``).
     grouped: int = 0
 
     @property
     def gathered_numel(self) -> int:
-        """Return elements an all-gather returns: every rank's shard with its padding."""
+        """Return the elements of the all-gather output: every rank's shard with its padding."""
         return self.world_size * self.shard_numel
 
     def store(self, values: Sequence[torch.Tensor], shard: torch.Tensor) -> None:
-        """Copy this rank's part of whole ``values``, one for each parameter, into ``shard``."""
+        """Copy this rank's part of the full ``values``, one for each parameter, into ``shard``."""
         for segment, value in zip(self.segments, values, strict=True):
             segment.store(value, shard)
 
@@ -117,7 +117,7 @@ class UnitLayout:
 
     @cached_property
     def parameter_numel(self) -> int:
-        """Return elements of the parameters themselves, without any padding."""
+        """Return the elements of the parameters, without padding."""
         return sum(segment.numel for segment in self.segments)
 
     @cached_property
@@ -132,17 +132,17 @@ class UnitLayout:
 
     @cached_property
     def fused(self) -> int:
-        """Return how many parameters, the first ones, are cut on dim 0: one copy serves all of them."""
+        """Return how many parameters are sharded on dim 0. They come first and share one fused copy."""
         return sum(segment.dim == 0 for segment in self.segments)
 
     @cached_property
     def interleaved(self) -> bool:
-        """Return whether some parameter is cut on another dim than the first."""
+        """Return whether some parameter is sharded on a dim other than 0."""
         return self.fused < len(self.segments)
 
     @cached_property
     def split_sizes(self) -> tuple[int, ...]:
-        """Return the padded size of each part in one shard, in order, of parameters cut on dim 0."""
+        """Return the padded size of each part in one shard, for the parameters sharded on dim 0."""
         return tuple(segment.shard_padded_numel for segment in self.segments[: self.fused])
 
 
@@ -152,7 +152,7 @@ def _align(numel: int, element_size: int) -> int:
 
 
 def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
-    """Return the ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty past the last chunk."""
+    """Return the rows ``[start, end)`` that ``torch.chunk`` gives to ``rank``; empty past the last chunk."""
     step = -(-rows // world_size)
     return min(rank * step, rows), min((rank + 1) * step, rows)
 
@@ -168,11 +168,11 @@ def chunked_layout(
     """Return the fully_shard layout: every parameter chunked on one dim, each chunk padded to the largest.
 
     Args:
-        shapes: shape of each parameter, at least one dimension each (``make_units`` refuses others).
-        element_size: bytes of the widest dtype the full buffer is held in, for alignment.
-        dims: the dim on which each is cut, by default 0; parameters with another dim, which divides
-            (``check_even``), come last (``order_for_groups``).
-        grouped: how many, the first ones, may have collectives of their own.
+        shapes: shape of each parameter, with at least one dimension (``make_units`` rejects scalars).
+        element_size: bytes of the widest dtype of the full buffer, for alignment.
+        dims: the sharded dim of each parameter, by default 0. Parameters with another dim must divide
+            evenly (``check_even``) and come last (``order_for_groups``).
+        grouped: the first ``grouped`` parameters may have their own collectives.
     """
     dims = [0] * len(shapes) if dims is None else dims
     segments: list[Segment] = []
@@ -180,7 +180,7 @@ def chunked_layout(
     for shape, dim in zip(shapes, dims, strict=True):
         segment = _chunked_segment(tuple(shape), dim, world_size, rank, shard_offset, full_offset)
         segments.append(segment)
-        # One rank: the shard is the parameters, so it is the shard that has to be aligned.
+        # One rank: the parameters are views of the shard, so the shard has to be aligned.
         padded = segment.shard_padded_numel
         shard_offset += _align(padded, element_size) if world_size == 1 else padded
         full_offset += _align(segment.full_padded_numel, element_size)
@@ -201,7 +201,7 @@ def _chunked_segment(
 ) -> Segment:
     numel, row = math.prod(shape), math.prod(shape[1:])
     start, end = chunk_rows(shape[dim], world_size, rank)
-    # Room for rows of any number of ranks that divides this one (``smaller_group.py``), whatever dim is cut.
+    # Enough rows for any group size that divides this one (``smaller_group.py``), whatever dim is sharded.
     rows_padded = -(-shape[0] // world_size) * row
     part = (*shape[:dim], end - start, *shape[dim + 1 :])
     return Segment(
@@ -218,8 +218,8 @@ def _chunked_segment(
     )
 
 
-# Fused copies between flat buffers and tensors: out of an all-gather's output, which is ordered by rank,
-# into a reduce-scatter's input, and the parts of a reduced gradient.
+# Fused copies between flat buffers and tensors: the copy-out of an all-gather's rank-major output, the
+# copy-in to a reduce-scatter's input, and the split of a reduced gradient.
 #
 # ::
 #
@@ -228,7 +228,7 @@ def _chunked_segment(
 
 
 def places(layout: "UnitLayout", full: torch.Tensor) -> list[torch.Tensor]:
-    """Return where parameters that are cut on dim 0 are in ``full`` (1-D): views of (ranks, padded part)."""
+    """Return views of shape (ranks, padded part) into ``full`` (1-D), one a parameter sharded on dim 0."""
     ranks = layout.world_size
     return [
         full[segment.full_offset : segment.full_offset + segment.shard_padded_numel * ranks].view(ranks, -1)
@@ -237,13 +237,13 @@ def places(layout: "UnitLayout", full: torch.Tensor) -> list[torch.Tensor]:
 
 
 class CopyOut:
-    """Fills a unit's full buffer from what was gathered. All views are made once.
+    """The copy-out: fills a unit's full buffer from the all-gather output. All views are made once.
 
     Args:
-        layout: of the gather; rank-major.
-        full: 1-D, the parameters; its memory may come and go.
-        source: what every call copies, where that is one tensor of the CPU: there one copy after the other
-            costs less than to split again, and neighbours of one size are one copy.
+        layout: rank-major layout of the gather.
+        full: 1-D buffer of the parameters; its storage may be freed and allocated again.
+        source: the tensor that every call copies, if it is always the same one and on the CPU. Separate
+            copies are cheaper there than a split, and neighbours of equal size become one copy.
     """
 
     def __init__(self, layout: "UnitLayout", full: torch.Tensor, source: torch.Tensor | None = None) -> None:
@@ -252,14 +252,14 @@ class CopyOut:
         self._fused = places(layout, full)
         if source is not None and not layout.interleaved:
             self._join_neighbours(full, source)
-        # Parameters that are cut on another dim than the first.
+        # Parameters sharded on a dim other than 0.
         self._interleaved = [
             full[s.full_offset : s.full_offset + s.numel].view(s.blocks[0], layout.world_size, s.blocks[1])
             for s in layout.segments[layout.fused :]
         ]
 
     def _join_neighbours(self, full: torch.Tensor, source: torch.Tensor) -> None:
-        """View each run of parameters of one size as (ranks, parameters, part), at both ends of its copy."""
+        """View each run of equally sized parameters as (ranks, parameters, part), in source and target."""
         ranks, row = self._layout.world_size, self._layout.shard_numel
         self._fused = []
         for numel, run in groupby(self._layout.segments, attrgetter("shard_padded_numel")):
@@ -270,7 +270,7 @@ class CopyOut:
             self._parts.append(source.as_strided(shape, (row, numel, 1), first.shard_offset))
 
     def __call__(self, gathered: torch.Tensor) -> None:
-        """Copy ``gathered`` (1-D: ranks x shard, of the full buffer's dtype) out, on the current stream."""
+        """Copy out ``gathered`` (1-D: ranks x shard, in the full buffer's dtype) on the current stream."""
         if self._parts:
             foreach_copy_(self._fused, self._parts)
             return
@@ -292,24 +292,24 @@ class CopyOut:
 
 
 def copy_in(gradients: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Copy ``gradients``, cut on dim 0, into ``out`` of (ranks, elements of a rank), and cast to its dtype.
+    """Chunk ``gradients`` on dim 0 and copy them into ``out`` (ranks, elements of a rank), cast to its dtype.
 
-    None of them may be empty.
+    No gradient may be empty.
     """
     rows = out.shape[0]
     if out.device.type == "cpu" and gradients[0].dtype != out.dtype:
-        out.copy_(chunk_cat(gradients, 0, rows))  # a cast on the way is slow there: it goes row by row
+        out.copy_(chunk_cat(gradients, 0, rows))  # on the CPU, chunk_cat with a cast is slow: row by row
     else:
         chunk_cat(gradients, 0, rows, out=out)
 
 
 class Cuts:
-    """Where parts are in a 1-D buffer, and what shape each has: in any order, with gaps.
+    """Splits a 1-D buffer into parts with shapes. Parts may be in any order and have gaps between them.
 
     Args:
         numel: elements of the buffer.
-        starts: where each part starts.
-        shapes: of the parts, which do not overlap.
+        starts: offset of each part.
+        shapes: shape of each part. Parts do not overlap.
     """
 
     def __init__(self, numel: int, starts: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -329,7 +329,7 @@ class Cuts:
         self._shaped = [(index, shape) for index, shape in enumerate(shapes) if len(shape) != 1]
 
     def __call__(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Return the parts in their order: memory of ``buffer``, but to autograd no views of it."""
+        """Return the parts in order. They share the memory of ``buffer``, but autograd sees no views."""
         pieces = buffer.unsafe_split_with_sizes(self._sizes)
         parts = list(pieces) if self._as_split else [pieces[index] for index in self._which]
         for index, shape in self._shaped:

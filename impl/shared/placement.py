@@ -2,18 +2,18 @@
 
 ::
 
-    parameter                 this rank cuts            sharded parameter (and its gradient)
+    parameter                 this rank chunks          sharded parameter (and its gradient)
     plain tensor              the tensor, on ``dim``    DTensor on the mesh: Shard(dim), replicas before it
     DTensor on a mesh of      its local tensor          DTensor on both meshes, ours first: Shard(dim), then
     its own (tensor                                     the parameter's own placements. _StridedShard(dim)
-    parallelism)                                        where those shard ``dim`` too
+    parallelism)                                        if those shard ``dim`` too
 
-A strided shard says that the other mesh cut first: with two ranks of tensor parallelism t and two of data
-parallelism d, rows 0 to 7 of a parameter are placed like this, and ``Shard(0), Shard(0)`` would put d first::
+A strided shard means that the other mesh sharded first. With two ranks of tensor parallelism t and two of
+data parallelism d, rows 0 to 7 of a parameter are placed as below; ``Shard(0), Shard(0)`` would put d first::
 
     t0: 0 1 2 3   t1: 4 5 6 7    ->    d0 t0: 0 1   d0 t1: 4 5   d1 t0: 2 3   d1 t1: 6 7
 
-During forward and backward a parameter has its first form again: plain, or a ``DTensor`` on its own mesh.
+During forward and backward a parameter has its original form: plain, or a ``DTensor`` on its own mesh.
 """
 
 from collections.abc import Callable
@@ -29,13 +29,13 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from . import error_text
 from .torch_internals import AsyncCollectiveTensor, DTensorSpec, StridedShard, TensorMeta, concatenate_meshes
 
-# Wrap a local tensor by its spec, without ``DTensor.__init__``, which does nothing but ask the compiler.
+# Wrap a local tensor by its spec. Skips ``DTensor.__init__``, which only checks for the compiler.
 new_dtensor: Callable[..., DTensor] = partial(DTensor.__new__, DTensor, requires_grad=False)
 
 
 @dataclass(frozen=True)
 class FSDPMeshInfo:
-    """A mesh and which of its dimensions shards; ``replicate_mesh_dim`` is the one over replicas, if any."""
+    """A mesh with the dimension that shards and, for replicas, ``replicate_mesh_dim``."""
 
     mesh: DeviceMesh
     shard_mesh_dim: int = 0
@@ -44,7 +44,7 @@ class FSDPMeshInfo:
 
 @dataclass(frozen=True)
 class HSDPMeshInfo(FSDPMeshInfo):
-    """A 2-D mesh: replicas, then shards."""
+    """A 2-D mesh (replicate, shard)."""
 
     shard_mesh_dim: int = 1
     replicate_mesh_dim: int | None = 0
@@ -52,7 +52,7 @@ class HSDPMeshInfo(FSDPMeshInfo):
 
 @dataclass(frozen=True)
 class ShardPlacementResult:
-    """A result of ``shard_placement_fn``: the dimension, and a mesh of the parameter's own."""
+    """A result of ``shard_placement_fn``: a placement, and the mesh for this parameter."""
 
     placement: Shard | None
     mesh_info: FSDPMeshInfo
@@ -60,26 +60,26 @@ class ShardPlacementResult:
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """The whole form of a parameter that was a ``DTensor`` before.
+    """The unsharded form of a parameter that was a ``DTensor`` before ``fully_shard``.
 
-    ``spec`` is that of the original parameter.
+    ``spec`` is the spec of the original parameter.
     """
 
     spec: DTensorSpec
 
     def unsharded(self, local: torch.Tensor) -> torch.Tensor:
-        """Return the ``DTensor`` over the gathered ``local``, in the dtype of that."""
+        """Return the ``DTensor`` over the gathered ``local`` tensor, with its dtype."""
         spec, meta = self.spec, self.spec.tensor_meta
         if meta is not None and meta.dtype != local.dtype:
             spec = replace(spec, tensor_meta=TensorMeta(meta.shape, meta.stride, local.dtype))
         return new_dtensor(local, spec)
 
     def wanted(self, gradient: DTensor) -> tuple[Placement, ...]:
-        """Return how ``gradient`` has to be placed for its local part to be what FSDP reduces."""
+        """Return the placements that ``gradient`` needs so that FSDP can reduce its local tensor."""
         return self.spec.placements
 
     def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of ``gradient``, placed as the parameter is (partial sums are reduced)."""
+        """Return the local tensor of ``gradient``, redistributed to the placements of ``wanted``."""
         if isinstance(gradient, AsyncCollectiveTensor):
             gradient = gradient.wait()
         if not isinstance(gradient, DTensor):
@@ -93,14 +93,14 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """The sharding of one parameter, decided.
+    """The resolved sharding of one parameter.
 
     Attributes:
-        mesh: 1-D (shard) or 2-D (replicate, shard), over which it is gathered and reduced.
-        dim: the dimension of the local tensor that is cut.
-        spec: of the sharded parameter and its gradient.
-        whole: how it looks while gathered, where that is not a plain tensor.
-        shards: false where the mesh, of one dimension, holds replicas.
+        mesh: 1-D (shard) or 2-D (replicate, shard) mesh over which it is gathered and reduced.
+        dim: the dimension of the local tensor that is sharded.
+        spec: spec of the sharded parameter and its gradient.
+        whole: its unsharded form if that is not a plain tensor.
+        shards: false if the mesh is 1-D over replicas.
     """
 
     mesh: DeviceMesh
@@ -119,14 +119,14 @@ def plan_parameter(
     """Decide how ``parameter`` is sharded.
 
     Args:
-        mesh: where it goes unless ``choose`` names a mesh for it.
+        mesh: the mesh to shard over unless ``choose`` returns another one.
         choose: the ``shard_placement_fn`` of ``fully_shard``: returns ``None``, a ``Shard`` or a
             ``ShardPlacementResult`` (ours or torch's).
 
     Raises:
-        ValueError: not a placement.
-        AssertionError: a dimension that the parameter does not have.
-        NotImplementedError: a dimension other than the first that does not divide by the ranks.
+        ValueError: ``choose`` returned something else, or the meshes do not fit together.
+        AssertionError: the parameter lacks the dimension.
+        NotImplementedError: the number of ranks does not divide a dimension other than the first.
     """
     placement, mesh = (None, mesh) if choose is None else _resolve(choose(parameter), fqn, mesh)
     dim = 0 if placement is None else placement.dim
@@ -143,7 +143,7 @@ def plan_parameter(
 
 
 def check_even(local: torch.Tensor, fqn: str, dim: int, ranks: int) -> None:
-    """Raise NotImplementedError for a dimension other than the first that ``ranks`` does not divide."""
+    """Raise NotImplementedError if ``ranks`` does not divide a dimension other than the first."""
     if dim > 0 and local.shape[dim] % ranks:
         raise NotImplementedError(
             error_text("placement.check_even", dim, fqn, local.shape[dim], tuple(local.shape), ranks)
@@ -151,12 +151,12 @@ def check_even(local: torch.Tensor, fqn: str, dim: int, ranks: int) -> None:
 
 
 def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a parameter before sharding: all, or a ``DTensor``'s local part."""
+    """Return the tensor that this rank holds before sharding: a ``DTensor``'s local tensor, or all of it."""
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 
 def shard_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the 1-D mesh over which one copy is sharded, of a mesh of one or two dimensions."""
+    """Return the 1-D shard mesh of a 1-D (shard) or 2-D (replicate, shard) ``mesh``."""
     if mesh.ndim == 1:
         return mesh
     if mesh.mesh_dim_names is None:
@@ -209,17 +209,17 @@ def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
-# ``dp_mesh_dims``: parameters that are ``DTensor`` objects on one mesh of all dimensions, data parallel and
-# others.
+# ``dp_mesh_dims``: the parameters are ``DTensor`` objects on one mesh that has all dimensions, data parallel
+# and others.
 #
 # ::
 #
-#     mesh       ("replicate", "shard", "tensor")      what the parameters are on, replicated over two
-#     data mesh  ("replicate", "shard")                what FSDP gathers and reduces over
-#     sharded    (Replicate, Shard(dim), as it was)    the same mesh, one placement changed
+#     mesh       ("replicate", "shard", "tensor")      mesh of the parameters: replicated over the first two
+#     data mesh  ("replicate", "shard")                mesh over which FSDP gathers and reduces
+#     sharded    (Replicate, Shard(dim), unchanged)    the same mesh, one placement changed
 #
-# Several dimensions that shard together are flattened into one, in the data mesh and in that of the sharded
-# parameters. A gradient that is partial over data parallel dimensions is left so: FSDP reduces it.
+# Several dimensions that shard together are flattened into one, both in the data mesh and in the mesh of the
+# sharded parameters. A gradient that is Partial over data parallel dimensions stays so: FSDP reduces it.
 
 
 def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -230,11 +230,11 @@ def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DataParallelMeshDims:
-    """Which dimensions of a mesh, by name, are data parallel. Several names are taken as one dimension.
+    """The names of the data parallel dimensions of a mesh. Several names are flattened into one dimension.
 
     Attributes:
-        shard: the dimensions that share one copy.
-        replicate: the dimensions over copies.
+        shard: the dimensions over which parameters are sharded.
+        replicate: the dimensions over which parameters are replicated.
     """
 
     shard: str | tuple[str, ...] | None = None
@@ -257,12 +257,12 @@ class DataParallelMeshDims:
 
 @dataclass(frozen=True)
 class SpmdMesh:
-    """A mesh of all dimensions and its data parallel part.
+    """A mesh with all dimensions and its data parallel submesh.
 
     Attributes:
-        mesh: what the parameters are on.
-        data: 1-D, over shards or over replicas alone, or 2-D (replicate, shard).
-        shard, replicate: the dimensions of ``mesh`` by name.
+        mesh: the mesh of the parameters.
+        data: the submesh: 1-D (shard or replicate) or 2-D (replicate, shard).
+        shard, replicate: names of the dimensions of ``mesh``.
     """
 
     mesh: DeviceMesh
@@ -272,10 +272,10 @@ class SpmdMesh:
 
     @classmethod
     def of(cls, mesh: DeviceMesh, dims: DataParallelMeshDims) -> "SpmdMesh":
-        """Return the data parallel part of ``mesh``, whose dimensions need names. Collective if it flattens.
+        """Return ``mesh`` with its data parallel submesh. Collective if it flattens dimensions.
 
         Raises:
-            ValueError: a name that the mesh does not have, or no names at all.
+            ValueError: the mesh has no dimension names, or lacks one of the names in ``dims``.
         """
         if not hasattr(dims, "shard_names"):
             raise ValueError(f"dp_mesh_dims must be a DataParallelMeshDims, not {dims!r}")
@@ -291,7 +291,7 @@ class SpmdMesh:
         return cls(mesh, data, shard, replicate)
 
     def dims(self, names: tuple[str, ...]) -> list[int]:
-        """Return the positions of dimensions in the mesh."""
+        """Return the indices of the named dimensions in the mesh."""
         return [(self.mesh.mesh_dim_names or ()).index(name) for name in names]
 
 
@@ -301,7 +301,7 @@ def _part(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
 
 @dataclass(frozen=True)
 class OnWholeMesh(TensorParallel):
-    """The whole form of a parameter on all dimensions; FSDP reduces over ``data_dims``."""
+    """The unsharded form of a parameter on a mesh of all dimensions; FSDP reduces over ``data_dims``."""
 
     data_dims: frozenset[int] = frozenset()
 
@@ -313,13 +313,12 @@ class OnWholeMesh(TensorParallel):
 def plan_on_whole_mesh(
     parameter: nn.Parameter, fqn: str, spmd: "SpmdMesh", choose: PlacementFunction | None
 ) -> ParameterPlan:
-    """Decide how a parameter on the whole mesh is sharded.
+    """Decide how a parameter on a mesh of all dimensions is sharded.
 
     Raises:
-        ValueError: it is not a ``DTensor`` on that mesh, is not replicated where data is parallel, or
-        ``choose``
-            returned something other than ``None`` or a ``Shard``.
-        NotImplementedError: a dimension other than the first that does not divide by the ranks.
+        ValueError: it is not a ``DTensor`` on that mesh, is not replicated over the data parallel
+            dimensions, or ``choose`` returned something other than ``None`` or a ``Shard``.
+        NotImplementedError: the number of ranks does not divide a dimension other than the first.
     """
     if not isinstance(parameter, DTensor):
         raise ValueError(error_text("placement.plan_on_whole_mesh", fqn))
@@ -343,11 +342,11 @@ def plan_on_whole_mesh(
 
 
 def _sharded_spec(spec: DTensorSpec, spmd: "SpmdMesh", dim: int) -> DTensorSpec:
-    """Return the spec with other placements for those dimensions of the mesh that shard now."""
+    """Return ``spec`` with shard placements on the data parallel dimensions that shard."""
     placements = list(spec.placements)
     sharding = spmd.dims(spmd.shard)
     for index in sharding:
-        # What dimensions further right shard already was cut first.
+        # Mesh dimensions further right already shard ``dim``, so they come first.
         splits = 1
         for later in range(index + 1, spmd.mesh.ndim):
             if spec.placements[later].is_shard(dim) or isinstance(spec.placements[later], StridedShard):

@@ -1,4 +1,4 @@
-"""Tensors inside nested arguments and outputs. The common case, a flat tuple of tensors, takes no detour."""
+"""Map over and collect tensors in nested arguments and outputs. A flat tuple of tensors is the fast path."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Set
@@ -15,9 +15,9 @@ _MOST_OBJECTS = 100
 
 
 def map_tensors(function: TensorFunction, value: Any) -> Any:
-    """Return ``value`` with every tensor replaced by ``function`` of it.
+    """Return ``value`` with ``function`` applied to every tensor in it.
 
-    Knows tensors inside tuples, named tuples, lists, mappings and dataclasses; all else is passed on.
+    Recurses into tuples, named tuples, lists, mappings and dataclasses. Other objects are returned unchanged.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -38,7 +38,7 @@ def map_tensors(function: TensorFunction, value: Any) -> Any:
 
 
 def _same_mapping(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
-    """Keep the class of a mapping (ordered ones, model outputs), also if not made from a dictionary."""
+    """Rebuild a mapping in its own class (ordered dictionaries, model outputs that are dataclasses)."""
     kind: Any = type(original)
     if is_dataclass(original):
         return kind(**mapped)
@@ -48,8 +48,8 @@ def _same_mapping(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
 def collect_grad_tensors(
     value: Any, found: list[torch.Tensor], objects: set[int] | None = None
 ) -> list[torch.Tensor]:
-    """Append the tensors that require grad to ``found``, in the order in which ``map_tensors`` visits them;
-    also those in objects of other kinds, if ``objects`` is given, the addresses of those that were searched.
+    """Append the tensors that require grad to ``found``, in the order in which ``map_tensors`` visits them.
+    With ``objects``, the ids of objects already searched, also search the attributes of other objects.
     """
     if isinstance(value, torch.Tensor):
         if value.requires_grad:
@@ -70,7 +70,7 @@ def collect_grad_tensors(
 
 
 def _search(value: Any, found: list[torch.Tensor], objects: set[int]) -> None:
-    """Search all attributes of an object, which may refer to others and to itself."""
+    """Search all attributes of an object. References between objects may be cyclic."""
     if isinstance(value, _HOLD_NONE) or id(value) in objects or len(objects) == _MOST_OBJECTS:
         return
     objects.add(id(value))

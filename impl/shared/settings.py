@@ -1,6 +1,6 @@
-"""The settings: enums, and frozen dataclasses that refuse wrong values when they are made.
+"""Settings: enums, and frozen dataclasses that validate their values when constructed.
 
-Names and fields that torch has too mean what torch means by them.
+Names and fields that also exist in torch have the same meaning as there.
 """
 
 from dataclasses import dataclass, fields
@@ -14,21 +14,21 @@ from . import error_text
 
 
 class MemoryHandover(Enum):
-    """The ways in which memory passes between streams; the notes are at the head of ``buffer.py``."""
+    """How memory passes between streams; see the docstring of ``buffer.py``."""
 
     RECORD_STREAM = "record_stream"
     EVENTS = "events"
 
 
 class CommunicationLayout(Enum):
-    """The layouts of a unit of ``fully_shard`` in its collectives (``runtime/gather.py``)."""
+    """The layout of a ``fully_shard`` unit's parameters in its collectives (``runtime/gather.py``)."""
 
-    # Under NCCL large parameters have collectives of their own; under gloo all are packed, which it serves
-    # faster, and so under backends that are not known to launch a group as one.
+    # NCCL: grouped for large parameters. gloo: packed, which is faster there. Other backends: packed too,
+    # because they may not launch a group of collectives as one.
     AUTO = "auto"
-    # All parameters have collectives of their own, straight from and to where they are.
+    # Each parameter has its own collective, which reads and writes it in place.
     GROUPED = "grouped"
-    # All are copied out of one all-gather and into one reduce-scatter, as torch does.
+    # One all-gather with a copy-out and one reduce-scatter with a copy-in for all parameters, as in torch.
     PACKED = "packed"
 
 
@@ -37,7 +37,7 @@ Own = TypeVar("Own")
 
 
 def one_of(kind: type[Kind], value: str | Kind, argument: str) -> Kind:
-    """Return the member of ``kind`` that an argument names, or is. Raises ``ValueError`` if none is."""
+    """Return the member of ``kind`` for an argument: a member or its value. Raises ``ValueError`` if none."""
     try:
         return kind(value)
     except ValueError:
@@ -46,8 +46,8 @@ def one_of(kind: type[Kind], value: str | Kind, argument: str) -> Kind:
 
 
 def own(kind: type[Own], given: Any, argument: str) -> Own:
-    """Return an argument as our dataclass ``kind``; torch's is taken too, so that a script need change only
-    one import. Raises ``ValueError`` for what has not its fields."""
+    """Convert an argument to our dataclass ``kind``. Accepts torch's class too, so that a script only has to
+    change one import. Raises ``ValueError`` if ``given`` lacks one of the fields."""
     if isinstance(given, kind):
         return given
     names = [field.name for field in fields(cast(Any, kind))]
@@ -69,9 +69,9 @@ class MixedPrecisionPolicy:
     """Dtypes of the ``fully_shard`` front end.
 
     Attributes:
-        param_dtype: dtype of all-gather and computation; ``None`` keeps the parameters' own.
-        reduce_dtype: dtype of gradient reduction; ``None`` takes the dtype of computation.
-        output_dtype: floating point outputs of forward are cast to it; ``None`` leaves them.
+        param_dtype: dtype of all-gather and computation; ``None`` keeps the parameters' dtype.
+        reduce_dtype: dtype of gradient reduction; ``None`` means the dtype of computation.
+        output_dtype: floating point outputs of forward are cast to it; ``None`` does not cast.
         cast_forward_inputs: whether floating point inputs of forward are cast to ``param_dtype``.
     """
 
@@ -86,7 +86,7 @@ class MixedPrecisionPolicy:
 
 @dataclass(frozen=True)
 class OffloadPolicy:
-    """No offloading; the base class of policies that do."""
+    """No offloading. Base class of the policies that offload."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class CPUOffloadPolicy(OffloadPolicy):
     """Sharded parameters, gradients and the optimizer step on the CPU.
 
     Attributes:
-        pin_memory: keep shards in pinned memory and copy gradients into it, so that copies run beside the
-            CPU. Has no meaning where the CPU is what is computed on.
+        pin_memory: keep shards in pinned memory and copy gradients into it, so that copies do not block the
+            CPU. Has no effect if computation runs on the CPU.
     """
 
     pin_memory: bool = True
@@ -106,14 +106,14 @@ KeptGradients = Literal["compute", "reduce"] | None
 
 @dataclass(frozen=True)
 class UnitPrecision:
-    """The dtypes of one unit, decided: none of them is ``None``.
+    """The resolved dtypes of one unit: none of the first three is ``None``.
 
     Attributes:
-        original: dtype of shard, optimizer and delivered gradients.
-        compute: dtype that is gathered and computed in, and of the gradients that autograd makes.
+        original: dtype of the shard, the optimizer and the delivered gradients.
+        compute: dtype of the all-gather, the computation and the gradients that autograd produces.
         reduce: dtype of gradient reduction.
-        keep: deliver gradients in this of the other two dtypes instead of ``original``.
-        wanted: the dtypes of parameters and reduction that were asked for.
+        keep: deliver gradients in the compute or reduce dtype instead of ``original``.
+        wanted: the ``param_dtype`` and ``reduce_dtype`` that the user set.
     """
 
     original: torch.dtype
@@ -130,7 +130,7 @@ class UnitPrecision:
         reduce_dtype: torch.dtype | None,
         keep: KeptGradients = None,
     ) -> "UnitPrecision":
-        """Fill in what was left open; an ``original`` that is not floating point is never cast."""
+        """Resolve ``None`` dtypes. Never cast if ``original`` is not a floating point dtype."""
         wanted = (param_dtype, reduce_dtype)
         if not original.is_floating_point:
             return cls(original, original, original, wanted=wanted)
@@ -138,7 +138,7 @@ class UnitPrecision:
         return cls(original, compute, reduce_dtype or compute, keep, wanted)
 
     def for_original(self, original: torch.dtype) -> "UnitPrecision":
-        """Return the precision for parameters that were converted to another dtype."""
+        """Return the precision for parameters that were converted to the dtype ``original``."""
         return self.decide(original, *self.wanted, keep=self.keep)
 
     @cached_property
@@ -154,18 +154,18 @@ PrefetchTiming = Literal["pre", "post"]
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """When all-gathers are issued. One object serves a whole tree of units; the root's is taken.
+    """When all-gathers are issued. A tree of units uses the settings of its root.
 
     Attributes:
         backward_prefetch: ``"pre"``, ``"post"`` or ``None``; see ``BackwardPrefetch``.
-        backward_prefetch_depth: how many units ahead backward gathers; 0 is the same as ``None``.
-        forward_prefetch_depth: how many units ahead forward gathers explicitly. ``None``: as needed; where
-            the CPU runs ahead of a device gathers overlap by themselves, on the CPU it is one.
-        limit_all_gathers: how many units may have been gathered and not yet given back as far as the device
-            is concerned, before the CPU waits; 0 never waits.
+        backward_prefetch_depth: how many units ahead backward gathers; 0 means the same as ``None``.
+        forward_prefetch_depth: how many units ahead forward gathers explicitly. ``None``: no explicit
+            prefetch on a device, because gathers overlap if the CPU runs ahead; one unit on the CPU.
+        limit_all_gathers: maximum number of units that are gathered and not yet freed on the device; at the
+            maximum the CPU waits. 0 means no limit.
         memory_handover: how buffers pass between streams.
-        check_ranks: in how many iterations ranks compare what they are about to do before each collective
-            (``agreement.py``); ``True`` for all.
+        check_ranks: number of iterations in which ranks compare their next operation before each collective
+            (``agreement.py``); ``True`` for all iterations.
     """
 
     backward_prefetch: PrefetchTiming | None = "pre"
@@ -197,7 +197,7 @@ class ScheduleSettings:
         memory_handover: str | MemoryHandover,
         check_ranks: bool | int = False,
     ) -> "ScheduleSettings":
-        """Read the front ends' arguments: ``limit_all_gathers=True`` is 2 as in FSDP1, enums may be names."""
+        """Convert the arguments of a front end. ``limit_all_gathers=True`` means 2, as in FSDP1."""
         adapt = limit_all_gathers == "auto"
         if not adapt and not isinstance(limit_all_gathers, int):
             raise ValueError(error_text("settings.decide", limit_all_gathers))

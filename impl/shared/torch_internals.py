@@ -1,13 +1,13 @@
-"""Doors to the private names of torch that this FSDP uses; the table is `torch_internals.csv`.
+"""Access to the private names of torch that this FSDP uses; `torch_internals.csv` lists them.
 
-A row says where the name is, what needs it, and the public name that it waits for.
+Each row has the path of the name, what needs it, and the public name that could replace it.
 
-A name is looked up when it is first imported from here, and once, so that a call costs what it cost::
+A name is looked up once, when it is first imported from here, so calls have no overhead::
 
     from ..shared.torch_internals import chunk_cat        # torch._chunk_cat
 
-In a torch that does not have it, that import raises `TorchInternalError`; `missing` looks for all of them.
-The bench has such a module too, and neither can import the other's.
+If this version of torch lacks the name, the import raises `TorchInternalError`; `missing` checks all names.
+fsdpbench has a module of its own like this one; neither may import the other.
 """
 
 import csv
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-if TYPE_CHECKING:  # what is used as a type
+if TYPE_CHECKING:  # names used in annotations
     from torch.distributed._composable.contract import RegistryItem as RegistryItem
     from torch.distributed._functional_collectives import AsyncCollectiveTensor as AsyncCollectiveTensor
     from torch.distributed._shard.sharded_tensor import ShardedTensor as ShardedTensor
@@ -33,16 +33,16 @@ if TYPE_CHECKING:  # what is used as a type
 
 
 class TorchInternalError(ImportError):
-    """The installed torch lacks a private name that something cannot do without."""
+    """Raised if the installed torch lacks a private name that a feature needs."""
 
 
 class Internal(NamedTuple):
-    """A private name: where it is (module:attribute), what cannot run without it, and what it waits for."""
+    """A private name: its path (module:attribute), what needs it, and the public name to replace it."""
 
     path: str
     needed_for: str
     public: str = "none"
-    # Its value changes: what is imported is a function that reads it.
+    # The value changes at run time, so the import returns a function that reads it.
     changes: bool = False
 
 
@@ -59,7 +59,7 @@ INTERNALS = _table()
 
 
 def missing() -> list[str]:
-    """Return a sentence for every name that the installed torch lacks; imports all modules that have one."""
+    """Return a message for every name that the installed torch lacks. Imports all modules in the table."""
     found = []
     for internal in INTERNALS.values():
         try:
@@ -70,7 +70,7 @@ def missing() -> list[str]:
 
 
 def _find(internal: Internal) -> Any:
-    """Return what torch has under a name now."""
+    """Import and return a private name; raise `TorchInternalError` if torch lacks it."""
     module, _, attributes = internal.path.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -78,7 +78,7 @@ def _find(internal: Internal) -> Any:
             owner, found = found, getattr(found, name)
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("torch"):
-            raise  # something that torch itself needs
+            raise  # a missing dependency of torch, not a missing name
         raise TorchInternalError(
             f"torch {torch.__version__} has no {internal.path.replace(':', '.')}, needed for "
             f"{internal.needed_for}: install a version of torch that has it"

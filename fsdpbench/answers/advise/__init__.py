@@ -1,10 +1,9 @@
-"""Changes to a training script: variants of it, each simulated, with what it gains and the line to
-write.
+"""Changes to a training script: simulated variants of it, each with its gain and the line to write.
 
-    result of the script as it is ──> candidates.py: what could be changed, and where
-        ──> advisor.py: each simulated ──> text.py: faults and gains, the largest first
+    result of the unchanged script ──> candidates.py: possible changes and their places
+        ──> advisor.py: simulates each ──> text.py: faults and gains, the largest first
 
-Which variants there are: `script/variations`.
+`script/variations` defines the variants.
 """
 
 from fsdpbench.answers.advise.advisor import Advice, advise_script, fitting_mix

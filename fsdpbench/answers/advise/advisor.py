@@ -1,4 +1,4 @@
-"""Simulates what could be changed in a script, and puts what is worth it in order."""
+"""Simulate the candidate changes of a script and rank those that are worth it."""
 
 import itertools
 import math
@@ -15,53 +15,53 @@ from fsdpbench.sweep.trials import Trial, expected, simulate
 
 _WORTH_SAYING = 0.03
 _WORTH_CHOOSING = 0.10
-"""A gain from which a change of the batch is."""
+"""The minimum gain to recommend a change of the batch."""
 _SAME = 0.001
 _STARVING = 0.02
-"""What a step takes longer with the loader's own time, from which the loader is named."""
+"""The loader is reported if its time makes a step longer by at least this share."""
 _MOST_WORKERS = 16
 _MUCH_MEMORY = 0.1
-"""Of what is reserved: what leaves so much free and is as fast, is worth it."""
+"""A change that saves this share of reserved memory and is as fast is worth it."""
 _ALWAYS = (Kind.WRONG, Kind.FAULT)
 _ORDER = {Kind.WRONG: 0, Kind.FAULT: 1, Kind.MISTAKE: 1, Kind.FREE: 2, Kind.CHOICE: 3, Kind.NO_EFFECT: 4}
 GROUPS = ("advice", "possible", "no_effect", "nothing")
 _LEFT_OUT = "left out"
 _REORDERING = frozenset({"prefetch", "wrap-pairs"})
-"""What can only take away time in which nothing computes."""
+"""Variations that can only reduce time in which the GPU does not compute."""
 _LONGEST_FIRST = "compile"
-"""What takes longest to simulate, so that no core waits for it at the end."""
+"""The variation that takes longest to simulate; it starts first, so that no core waits for it at the end."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One candidate, simulated. paired: its throughput against the script's; None: it cannot run."""
+    """One simulated candidate. paired: its throughput relative to the script's; None if it cannot run."""
 
     candidate: Candidate
     trial: Trial
     paired: Paired | None
     saves: float = 0.0
-    """Share of the reserved memory that it leaves free; below 0, what it takes more."""
+    """Share of the reserved memory that it saves; negative if it needs more."""
     more: int = 0
-    """Parameters that it trains beyond those that the script trains: then it is not compared."""
+    """Number of parameters that it trains and the script does not; if not 0, it is not compared."""
     diff: str = ""
     no_diff: str = ""
-    """Why there is none."""
+    """Why there is no diff."""
 
     @property
     def name(self) -> str:
-        """Return the name of its variation, without a value."""
+        """Return the name of its variation without the value."""
         return self.candidate.variation.partition("=")[0]
 
     @property
     def gain(self) -> float | None:
-        """Return the share by which training is faster (0.05: 5 %)."""
+        """Return the relative increase of throughput (0.05: 5 % faster)."""
         return None if self.paired is None else self.paired.change
 
 
 @dataclass(frozen=True)
 class Advice:
-    """advice: faults and changes worth it, the largest gain first. possible: what else gains, at a price.
-    no_effect: settings that change nothing. nothing: tried, and not worth it or not possible."""
+    """The ranked candidates. advice: faults and worthwhile changes, largest gain first. possible: other
+    gains, at a price. no_effect: settings that change nothing. nothing: not worth it or not possible."""
 
     advice: tuple[Tried, ...]
     possible: tuple[Tried, ...]
@@ -76,7 +76,7 @@ def advise_script(
     tell: Callable[[str], None],
     kinds: Sequence[Kind] = tuple(Kind),
 ) -> Advice:
-    """Advice of some kinds on a script that ran as `config`. Raises `BenchError` if nothing can start."""
+    """Return advice of some `kinds` on a script that ran as `config`. Raises `BenchError`."""
     base = Trial(config, result)
     bound = _bound(result)
     found = [_bounded(each, bound) for each in candidates(result) if each.kind in kinds]
@@ -104,8 +104,8 @@ def advise_script(
 def fitting_mix(
     config: Config, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> Tried | None:
-    """Return the fastest mix of blocks with which a script that runs out of memory fits; None: none does.
-    Its gain is over `roomy`, the script with more memory. Raises `BenchError`."""
+    """Return the fastest mix of blocks with which an out-of-memory script fits; None if none does. Its gain
+    is relative to `roomy`, the script with more memory. Raises `BenchError`."""
     result = roomy.result
     if config.script is None or as_it_is.fits or result.observed is None:
         return None
@@ -115,7 +115,7 @@ def fitting_mix(
 
 
 def _simulating(jobs: int, tell: Callable[[str], None]) -> Callable[[Sequence[Config]], list[Trial]]:
-    """Return a function that simulates mixes of blocks, and reports how many it has simulated."""
+    """Return a function that simulates mixes of blocks and reports how many it has simulated."""
     numbers = itertools.count(1)
     return lambda mixes: simulate(mixes, jobs, lambda _: tell(f"{next(numbers)} simulated by unit"))
 
@@ -131,8 +131,8 @@ def _with_diff(each: Tried, folder: str) -> Tried:
 
 
 def _varied(config: Config, variation: str, *, steady: bool) -> Config:
-    """`steady`: the script's steps are alike from the second on, so that one of a variant says as much as
-    their median, unless it has retries."""
+    """Return the configuration of a variation. `steady`: the script's steps are equal from the second on, so
+    one step of a variation is enough unless it has retries."""
     measurement = replace(config.measurement, traced_steps=0)
     if steady and not variation.startswith("loader-time"):
         warmup = measurement.warmup_steps if variation == _LONGEST_FIRST else 1
@@ -155,7 +155,7 @@ def _is_steady(result: Result) -> bool:
 
 
 def _bound(result: Result) -> float | None:
-    """Return the most that could be gained if the device always computed; None where no trace says."""
+    """Return the gain if the device always computed, as an upper bound; None without a trace."""
     parts, step = result.time_s, result.traced_step_time_s
     if not parts or not step:
         return None
@@ -164,7 +164,7 @@ def _bound(result: Result) -> float | None:
 
 
 def _bounded(candidate: Candidate, bound: float | None) -> Candidate:
-    """Return a candidate with the most that it can gain, where that is too little for a simulation."""
+    """Return a candidate with the upper bound of its gain, if that is too small to simulate it."""
     if bound is None or bound >= candidate.worth or candidate.variation not in _REORDERING:
         return candidate
     return replace(candidate, most=bound)
@@ -185,13 +185,13 @@ def _gain(candidate: Candidate, base: Trial, trial: Trial) -> Paired | None:
     work = 1.0
     if candidate.changes_work:
         if not trial.flops or not base.flops or trial.flops < 1.5 * base.flops:
-            return None  # what was doubled is no batch
+            return None  # the doubled value is not a batch
         work = trial.flops / base.flops
     return _compared(trial, base, work)
 
 
 def _compared(one: Trial, other: Trial, work: float = 1.0) -> Paired | None:
-    """Return the throughput of `one`, whose step does `work` times as much, against that of `other`."""
+    """Return the throughput of `one`, whose step does `work` times as much, relative to `other`."""
     if not one.step_time_s or not other.step_time_s:
         return None
     costs = cost_of(work / one.step_time_s, one.interval), cost_of(1 / other.step_time_s, other.interval)
@@ -203,7 +203,7 @@ def _sorted(tried: Sequence[Tried], base: Trial) -> Advice:
     for each in tried:
         groups[_group(each, base)].append(each)
     del groups[_LEFT_OUT]
-    for group in groups.values():  # faults before gains, and gains before what changes the training
+    for group in groups.values():  # faults before gains, and gains before changes of the training
         group.sort(
             key=lambda each: (_ORDER[each.candidate.kind], -(-1.0 if each.gain is None else each.gain))
         )
@@ -211,7 +211,7 @@ def _sorted(tried: Sequence[Tried], base: Trial) -> Advice:
 
 
 def _group(each: Tried, base: Trial) -> str:
-    """Return the field of `Advice` that it belongs to."""
+    """Return the field of `Advice` to which a candidate belongs."""
     kind, gain = each.candidate.kind, each.gain
     tight = each.trial.risky and not base.risky
     if kind is Kind.NO_EFFECT:
@@ -232,7 +232,7 @@ def _is_same(tried: Tried, base: Trial) -> bool:
 
 
 def _loader(result: Result, base: Trial) -> tuple[str, ...]:
-    """Return the variations of the loader: as it is, and with as many workers as it would need."""
+    """Return the variations of the loader: unchanged, and with as many workers as it needs."""
     seen, batches = result.observed, result.bench and result.bench.loader
     if not batches or seen is None or not seen.loaders or not base.step_time_s:
         return ()
@@ -246,7 +246,7 @@ def _loader(result: Result, base: Trial) -> tuple[str, ...]:
 
 
 def _starving(result: Result, base: Trial, trials: Sequence[Trial], variations: Sequence[str]) -> list[Tried]:
-    """Return the loader, where a step takes longer with what it really takes than without."""
+    """Return the loader as a fault if its real time makes a step longer."""
     seen, batches = result.observed, result.bench and result.bench.loader
     if len(trials) < 2 or not all(trial.step_time_s for trial in trials) or not batches or seen is None:
         return []

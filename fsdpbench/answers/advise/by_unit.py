@@ -1,6 +1,6 @@
-"""The choice by unit for a script: which of its blocks recompute and offload, which units stay gathered.
+"""Per-unit choices for a script: which blocks recompute and offload, and which units stay gathered.
 
-The search is that of `tune --per-unit`, and each mix that it tries is a variation of the script.
+It uses the search of `tune --per-unit`; each mix that the search tries is a variation of the script.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ _Simulate = Callable[[Sequence[Config]], list[Trial]]
 
 @dataclass(frozen=True)
 class _Blocks(Family):
-    """Blocks of a script, in the lists of `paths`; recomputation of some operators cannot be chosen."""
+    """The blocks of a script, in the module lists `paths`. Selective recomputation is not available."""
 
     paths: tuple[str, ...] = ()
 
@@ -40,13 +40,13 @@ class _Blocks(Family):
 def by_unit(
     config: Config, result: Result, base: Trial, trials: Mapping[str, Trial], simulate: _Simulate
 ) -> Iterator[tuple[Candidate, Trial]]:
-    """Yield the fastest mix that surely fits, and its trial, where memory limits a script and one is faster
-    than it, or it does not fit. `config`: of its variants; `trials`: of its variations."""
+    """Yield the fastest mix that surely fits, and its trial, if memory limits a script and a mix is faster or
+    the script does not fit. `config`: the configuration to vary; `trials`: trials of other variations."""
     seen = result.observed
     if seen is None:
         return
     calls, blocks, stacks = seen.sharding, seen.model.blocks, seen.model.stacks
-    # These are faster where memory suffices: if one does not fit, it limits the script.
+    # These variations are faster if memory suffices. If one does not fit, memory limits the script.
     names = "no-checkpoint", "no-save-on-cpu", "no-offload", "keep"
     tight = [trials[name] for name in names if name in trials]
     limited = base.retries or any(not each.fits or each.risky for each in (base, *tight))
@@ -83,7 +83,7 @@ def _judged(trial: Trial) -> front.Candidate:
 
 
 def written(seen: ObservedScript, variation: str) -> Candidate:
-    """Return the advice to write a variation into the script that was seen."""
+    """Return the candidate that writes a variation into the observed script."""
     mix, *paths = variation.partition("=")[2].split("@")
     each = [spread(part.replace(",", "+")) for part in mix.split("/")]
     recomputed = [place for place, how in enumerate(each[0]) if how == "full"]
@@ -116,7 +116,7 @@ def written(seen: ObservedScript, variation: str) -> Candidate:
 
 
 def _of(blocks: str, places: Sequence[int]) -> str:
-    """Write the blocks at these places."""
+    """Return the source of an expression for the blocks at `places`."""
     if places == list(range(len(places))):
         return f"[*{blocks}][:{len(places)}]"
     return f"[block for number, block in enumerate({blocks}) if number in {tuple(places)}]"

@@ -1,5 +1,5 @@
-"""The changes that a script may profit from, found in what it was seen to do, before any is simulated; and
-faults of its gradients: they do not exist, some ranks never exchange them, no optimizer uses them."""
+"""Find changes that may speed up a script in its observed run, before simulating them; and faults of its
+gradients: they do not exist, some ranks never reduce them, or no optimizer uses them."""
 
 import functools
 import re
@@ -27,22 +27,22 @@ from fsdpbench.script.variations.programs import OF_CHECKPOINT
 _NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
 """Calls that a training step does not need."""
 _TRAINS = re.compile(r"\.(?:backward|step|zero_grad|update)\(|clip_grad_(?:norm|value)_\(|\bmodel\(")
-"""What trains: no advice may leave it out of a step."""
+"""Calls that train: no advice may remove them from a step."""
 _ASSIGNS = re.compile(r"[\w.\[\]'\", ]+[-+*/|]?=(?!=)")
 _READS = re.compile(r"\.item\(\)|\.cpu\(\)|\.tolist\(\)")
 _PAIR = 2
 _EVERY = 100
-"""How often a script should log, in steps."""
+"""Recommended logging interval in steps."""
 _FSDP = "from torch.distributed.fsdp import "
 
 _Said = tuple[str, tuple[Edit, ...] | None, Mapping[str, object]]
-"""The row of `advice.toml`, edits, and words beside those of the finding."""
+"""The row of `advice.toml`, edits, and more words to fill in besides those of the finding."""
 
 
 class Kind(StrEnum):
-    """wrong: the script does not train. fault: named whatever it gains. mistake: what the script asks for is
-    worse than what it would get unasked. free: nothing of the training changes. choice: the batch, or the
-    start of the training, changes. no_effect: named if it changes nothing."""
+    """wrong: the script does not train. fault: reported whatever its gain. mistake: the script's setting is
+    worse than the default. free: the training does not change. choice: the batch, or the start of the
+    training, changes. no_effect: reported if the setting changes nothing."""
 
     WRONG = "wrong"
     FAULT = "fault"
@@ -54,9 +54,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Candidate:
-    """`variation`: what is simulated (`script/variations`; nothing, where it is empty). `place`: the line of
-    the script (`train.py:12`), `what` is the matter there, `write`: what to write, and `edits` that do it,
-    or why there are none. `changes_work`: a step trains on other samples."""
+    """A change that may help. `variation`: the variation to simulate (`script/variations`; none if empty).
+    `place`: the line of the script (`train.py:12`); `what`: the problem; `write`: what to write; `edits`: the
+    edits, or why there are none. `changes_work`: a step trains on other samples."""
 
     variation: str
     kind: Kind
@@ -66,13 +66,13 @@ class Candidate:
     edits: tuple[Edit, ...] | str = ()
     changes_work: bool = False
     worth: float = 0.03
-    """The gain from which it is advice, of those that are `free`."""
+    """For `free` candidates: the minimum gain to recommend it."""
     most: float | None = None
-    """What it could gain at most, of one that is not simulated since that is too little."""
+    """The upper bound of its gain, if it is not simulated because the bound is too small."""
 
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of the table, as its head explains it."""
+    """A row of `advice.toml`; the comment at the top of that file explains the fields."""
 
     what: str
     write: str
@@ -95,7 +95,7 @@ def advice(
     kind: Kind | None = None,
     words: Mapping[str, object] | None = None,
 ) -> Candidate:
-    """Return the candidate of a row, with `words` filled in. Without `edits` the row says why."""
+    """Return the candidate of a row, with `words` filled in. Without `edits` the row has the reason."""
     row, words = _rows()[name], words or {}
     what, write = row.what.format_map(words), row.write.format_map(words)
     done = row.no_edits if edits is None else edits
@@ -103,14 +103,14 @@ def advice(
 
 
 def gradients(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
-    """Yield why nothing, or not all, is trained, or each rank by itself."""
+    """Yield faults of gradients: parameters that are not trained, or that each rank trains separately."""
     found = seen.gradients
     for each in found.findings:
         kind = Kind.WRONG
         if each.kind == "unheld" or (each.cause == "unused" and each.count < found.parameters):
             kind = Kind.FAULT
             if each.cause and result.placeholder_decisions:
-                continue  # the script may have chosen by values that are not there
+                continue  # the script may have branched on values that simulated tensors do not have
         row, edits, words = _CAUSES[each.cause](each, seen)
         words = {**each.as_words(), **words, "matter": _matter(each, found)}
         yield advice(row, each.short, edits, kind, words)
@@ -176,11 +176,11 @@ _CAUSES: Mapping[str, Callable[[GradientFinding, ObservedScript], _Said]] = {
 }
 
 
-# Rules for mistakes that no setting changes. Those without a variant to simulate are findings only.
+# Rules for mistakes that are not settings. Rules without a variation to simulate give only findings.
 
 
 def habits(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
-    """Yield what is wrong in a script, or costs time for nothing."""
+    """Yield mistakes in a script, and calls that cost time without a benefit."""
     for name, edit in _HABITS.items():
         found: Place | None = getattr(seen, name)
         if found is not None:
@@ -197,37 +197,37 @@ _HABITS: Mapping[str, tuple[Any, ...]] = {
     "anomaly": ("without",),
     "zeroed": ("keyword", ("set_to_none", "True")),
 }
-"""What is seen of each, and the edit that corrects it."""
+"""The edit that corrects each observed mistake; empty if there is none."""
 
 
 def candidates(result: Result) -> list[Candidate]:
-    """Return the changes that may help a script of this result; the starving loader is another question."""
+    """Return the changes that may help the script of this result, except for its data loader."""
     seen = result.observed
     return [] if seen is None else [candidate for rule in _RULES for candidate in rule(seen, result)]
 
 
 def _each(calls: Sequence[Place], do: str, *more: Any) -> tuple[Edit, ...]:
-    """Return the same edit at every call."""
+    """Return the same edit for every call."""
     return tuple(Edit(call, do, more) for call in calls)
 
 
 def _set(calls: Sequence[Place], name: str, value: str, imported: str = "") -> tuple[Edit, ...]:
-    """Return an argument of every call, and the import that its value needs."""
+    """Return the edits that set an argument of every call, and add the import that its value needs."""
     edits = _each(calls, "keyword", name, value)
     return edits + _each(calls[:1], "imports", f"{_FSDP}{imported}") if imported else edits
 
 
 def _written(variation: str, *, is_fsdp1: bool) -> tuple[str, str]:
-    """Return name and value of the argument of a variation, from the table of settings."""
+    """Return the name and value of a variation's argument, from the table of settings."""
     trade = varied(variation)
     name, _, value = (trade.fsdp1 if is_fsdp1 else trade.fsdp2).partition("=")
     return name, value
 
 
 def _waits(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
-    norms = seen.norms or Place()  # another rule is about these
+    norms = seen.norms or Place()  # another rule handles these
     waits = [wait for wait in seen.waits if (wait.file, wait.line) != (norms.file, norms.line)]
-    if seen.anomaly:  # and about these
+    if seen.anomaly:  # another rule handles these too
         waits = [wait for wait in waits if ".backward(" not in wait.text]
     if not waits:
         return
@@ -252,14 +252,14 @@ def _waits(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
 
 
 def _seldom(text: str) -> str:
-    """Return the line to write instead of one that waits."""
+    """Return the line to write instead of a line that waits for the GPU."""
     if any(call in text for call in _NEEDLESS):
         return f"without: {text}"
     if found := re.fullmatch(r"(if|elif|while) (.+?):(.*)", text):
         return f"{found[1]} step % {_EVERY} == 0 and ({found[2]}):{found[3]}"
     if _TRAINS.search(text) and not _ASSIGNS.match(text):
         return f"without what waits in it: {text}"
-    if _ASSIGNS.match(text) or ".append(" in text:  # what is kept, or done beside it, is needed of each step
+    if _ASSIGNS.match(text) or ".append(" in text:  # the stored value is needed in each step
         kept = _READS.sub(".detach()", text)
         kept = re.sub(r"\bfloat\(([\w.]+)\)", r"\1.detach()", kept).replace(".detach().detach()", ".detach()")
         if kept != text:
@@ -313,7 +313,7 @@ def _checkpointing(seen: ObservedScript, result: Result) -> Iterator[Candidate]:
 
 
 def not_saved(seen: ObservedScript) -> tuple[Edit, ...] | None:
-    """Return the edits after which nothing is saved on the host; None where its lines do not say it."""
+    """Return the edits after which nothing is saved on the host; None if the line does not show how."""
     if (found := seen.saved_on_host) is None:
         return ()
     edits = (
@@ -330,7 +330,7 @@ def not_recomputed(seen: ObservedScript) -> tuple[Edit, ...]:
 
 
 def _leaves(seen: ObservedScript) -> list[ShardingCall]:
-    """Return the calls that wrap a part of the model, of one that is wrapped in several."""
+    """Return the calls that wrap parts of the model: all but the last if there are several."""
     calls = seen.sharding
     return list(calls[:-1] if len(calls) > 1 else calls)
 

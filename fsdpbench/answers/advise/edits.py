@@ -1,5 +1,5 @@
-"""Edits of a script's own text, by the place of a call in it and what is around that; and the unified diff
-that they make."""
+"""Edits of a script's source at the place of a call and in the code around it, and the unified diff of
+all edits."""
 
 import ast
 import difflib
@@ -15,17 +15,17 @@ from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.result_sections import Place
 
 _POSITIONS = table_beside(__file__, "positions.toml")
-"""Parameters that a call may give by position."""
+"""Parameters that a call may pass by position."""
 _ENABLES = ".gradient_checkpointing_enable"
-"""The method after which a model of Hugging Face recomputes its blocks."""
+"""The method that enables recomputation in a Hugging Face model."""
 
 
 class NoDiffError(Exception):
-    """Why no diff can be made, in words."""
+    """Raised, with the reason, if no diff can be made."""
 
 
 class ScriptText:
-    """Offsets are in bytes, as those of `ast` are."""
+    """The source of a script with its syntax tree. Offsets are in bytes, as in `ast`."""
 
     def __init__(self, file: str) -> None:
         try:
@@ -41,11 +41,11 @@ class ScriptText:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """Return the node around each node."""
+        """Return the parent of each node."""
         return {child: each for each in ast.walk(self.tree) for child in ast.iter_child_nodes(each)}
 
     def node(self, span: Sequence[int] | None, line: int) -> Any:
-        """Return the call or other node that is exactly there; without a span the line's one statement."""
+        """Return the node (preferably a call) with this span; without one, the only statement of `line`."""
         nodes = [node for node in ast.walk(self.tree) if _span(node) is not None]
         found = [node for node in nodes if span is not None and _span(node) == tuple(span)]
         if span is None:
@@ -55,24 +55,24 @@ class ScriptText:
         return next((node for node in found if isinstance(node, ast.Call)), found[0])
 
     def offsets(self, node: Any) -> tuple[int, int]:
-        """First byte, and that after the last one."""
+        """Return the offsets of the first byte of a node and of the byte after it."""
         line, end_line, column, end_column = _span(node) or (0, 0, 0, 0)
         return self.starts[line - 1] + column, self.starts[end_line - 1] + end_column
 
     def source(self, node: Any) -> str:
-        """Return the text of a node."""
+        """Return the source text of a node."""
         start, end = self.offsets(node)
         return self.content[start:end].decode()
 
     def change(self, start: int, end: int, text: str) -> None:
-        """Write `text` in the place of these bytes; insertions at one place follow each other."""
+        """Replace these bytes by `text`; insertions at the same place are concatenated."""
         known = self._changes.get((start, end), "")
         if known and start < end and known != text:
             raise NoDiffError("two changes meet at one place")
         self._changes[start, end] = known if text in known else known + text
 
     def argument_of(self, call: ast.Call, name: str) -> ast.expr | None:
-        """Return the argument for a parameter of this name, given by name or by position."""
+        """Return the argument for the parameter `name`, passed by keyword or by position."""
         for each in call.keywords:
             if each.arg == name:
                 return each.value
@@ -84,7 +84,7 @@ class ScriptText:
         return None
 
     def statement(self, node: Any) -> tuple[Any, str | None]:
-        """Return the statement around a node, and its indentation; None where it shares its lines."""
+        """Return the statement around a node and its indentation, or None if it shares its lines."""
         while not isinstance(node, ast.stmt):
             if isinstance(node, ast.Lambda | ast.comprehension | ast.ListComp):
                 raise NoDiffError("the call is inside of an expression that is run elsewhere")
@@ -95,7 +95,7 @@ class ScriptText:
         return node, before.decode() if alone else None
 
     def outermost(self, node: Any) -> Any:
-        """Return the statement around a node, or the outermost loop around that."""
+        """Return the statement around a node, or the outermost loop around the statement."""
         node = self.statement(node)[0]
         while isinstance(up := self.parents[node], ast.For | ast.With | ast.If):
             node = up
@@ -108,7 +108,7 @@ class ScriptText:
         return node
 
     def counter(self, node: Any) -> str:
-        """Return the variable that counts the loop around a statement, the innermost one that steps."""
+        """Return the variable that counts the innermost loop around a statement that calls `step`."""
         every = [each for each in ast.walk(self.function(node)) if isinstance(each, ast.For)]
         loops = [each for each in reversed(every) if node in set(ast.walk(each))]
         stepping = [each for each in loops if ".step(" in self.source(each)]
@@ -120,7 +120,7 @@ class ScriptText:
         raise NoDiffError("no loop around the line counts its steps in a variable")
 
     def diff(self, name: str) -> str:
-        """Raise `NoDiffError` where the changed text is not valid Python."""
+        """Return the unified diff. Raises `NoDiffError` if the changed text is not valid Python."""
         new, position = b"", 0
         for (start, end), text in sorted(self._changes.items()):
             if start < position:
@@ -146,8 +146,8 @@ def _span(node: Any) -> tuple[int, int, int, int] | None:
 
 @dataclass(frozen=True)
 class Edit:
-    """One change at the call that stands at `place`. `do`: a method of `_Text`; `more`: its arguments. In
-    text `{0}` is the call's first argument, `{like}` a like call that wraps `block`."""
+    """One change at the call at `place`. `do`: a method of `_Text`; `more`: its arguments. In text, `{0}` is
+    the call's first argument, and `{like}` is the same call with `block` as its first argument."""
 
     place: Place
     do: str
@@ -179,7 +179,7 @@ class _Text(ScriptText):
         return text.replace("{0}", first)
 
     def keyword(self, call: ast.Call, name: str, value: str) -> None:
-        """Give a call this argument, by name; one that it has is replaced."""
+        """Set an argument of a call by keyword; replace it if the call has it."""
         value = self._filled(call, value)
         found = self.argument_of(call, name)
         if found is not None:
@@ -192,14 +192,14 @@ class _Text(ScriptText):
         if last == end:  # f(x for x in y)
             start = self.offsets(call.args[0])[0]
             return self.change(start, end, f"({self.source(call.args[0])}, {name}={value})")
-        while given and self.content[last : last + 1] in b")":  # of an argument in parentheses of its own
+        while given and self.content[last : last + 1] in b")":  # the argument is in parentheses
             if last == end - 1:
                 break
             last += 1
         return self.change(*(2 * (last if given else end - 1,)), f"{', ' if given else ''}{name}={value}")
 
     def drop(self, call: ast.Call, name: str, required: bool = True) -> None:
-        """Take an argument from a call."""
+        """Remove an argument from a call."""
         found = next((each for each in call.keywords if each.arg == name), None)
         if found is None:
             if required:
@@ -210,17 +210,17 @@ class _Text(ScriptText):
         self.change(before.start() if before else start, end, "")
 
     def replace(self, node: ast.AST, text: str) -> None:
-        """Write something else in the place of a call."""
+        """Replace a call by `text`."""
         self.change(*self.offsets(node), self._filled(node, text))
 
     def argument(self, call: ast.Call, text: str) -> None:
-        """Write another first argument."""
+        """Replace the first argument of a call."""
         if not call.args:
             raise NoDiffError("its argument is not written at the call")
         self.replace(call.args[0], text)
 
     def doubled(self, call: ast.Call, name: str) -> None:
-        """Give a call twice this argument."""
+        """Double an argument of a call."""
         found = self.argument_of(call, name)
         if found is None:
             raise NoDiffError(f"{name}= is not written at the call")
@@ -228,7 +228,7 @@ class _Text(ScriptText):
         self.replace(found, f"2 * {self.source(found)}" if plain else f"2 * ({self.source(found)})")
 
     def bare(self, call: ast.Call, names: Sequence[str]) -> None:
-        """Call the function that a call recomputes by itself."""
+        """Call a checkpointed function directly, without recomputation."""
         called = self._called(call.func, names)
         if called not in ("checkpoint", "checkpoint_wrapper"):
             if called == "apply_activation_checkpointing":
@@ -245,8 +245,8 @@ class _Text(ScriptText):
         return self.change(*self.offsets(call), plain)
 
     def _called(self, function: ast.expr, names: Sequence[str]) -> str:
-        """Return the name of a function where it comes from, behind `import ... as` and a `functools.partial`
-        that gives it no more than keywords of these `names`."""
+        """Return the original name of a function, through `import ... as` and through a `functools.partial`
+        that only sets keywords in `names`."""
         source = self.source(function)
         for each in ast.walk(self.tree):
             if isinstance(each, ast.alias) and each.asname == source:
@@ -261,12 +261,12 @@ class _Text(ScriptText):
         return source.rpartition(".")[2]
 
     def detached(self, call: ast.Call) -> None:
-        """Keep a value on the device that a call reads: `x.item()`, `float(x)`."""
+        """Keep on the device a value that a call reads on the host, such as `x.item()` or `float(x)`."""
         read = call.func.value if isinstance(call.func, ast.Attribute) else call.args[0]
         self.replace(call, f"{self.source(read)}.detach()")
 
     def made_on_device(self, node: ast.AST) -> None:
-        """Make on the device what `to_empty` makes on the host."""
+        """Make `to_empty` calls allocate on the device instead of the host."""
         for each in ast.walk(self.tree):
             if isinstance(each, ast.Call) and self.source(each.func).endswith(".to_empty"):
                 found = self.argument_of(each, "device")
@@ -274,7 +274,7 @@ class _Text(ScriptText):
                     self.replace(found, '"cuda"')
 
     def pairs(self, call: ast.Call) -> None:
-        """Wrap two blocks at a time, in the loop that wraps each."""
+        """Wrap two blocks at a time in the loop that wraps single blocks."""
         loop = self.parents[self.parents[call]]
         if not isinstance(loop, ast.For) or len(loop.body) > 1 or loop.body[0] is not self.parents[call]:
             raise NoDiffError("no loop does nothing but wrap the blocks")
@@ -285,7 +285,7 @@ class _Text(ScriptText):
         self.replace(call.args[0], f"{blocks}[{target} : {target} + 2]")
 
     def around(self, call: ast.Call, path: str) -> None:
-        """Wrap the model whose blocks a loop wraps, as it wraps them, after the loop."""
+        """After the loop that wraps blocks, wrap the model with the same arguments."""
         loop = self.parents[self.statement(call)[0]]
         blocks = self.source(loop.iter) if isinstance(loop, ast.For) else ""
         if not path or not blocks.endswith(f".{path}"):
@@ -295,7 +295,7 @@ class _Text(ScriptText):
         self.after(call, f"{self.source(call.func)}({', '.join(given)})")
 
     def moved(self, node: ast.AST, span: Sequence[int] | None) -> None:
-        """Do the statement of a call after that of another one."""
+        """Move the statement of a call behind the statement of the call at `span`."""
         other = self.node(span, 0)
         if self.function(node) is not self.function(other):
             raise NoDiffError("the model is wrapped in another function")
@@ -305,8 +305,8 @@ class _Text(ScriptText):
     def beside(
         self, call: ast.Call, spans: Sequence[Any], before: Sequence[str], after: Sequence[str]
     ) -> None:
-        """Put statements before the loops of the first of the calls at `spans`, which wrap, and after `call`,
-        the last of them."""
+        """Insert statements `before` the loops around the first of the wrapping calls at `spans`, and `after`
+        the last of them, `call`."""
         name = self.source(call.func).rpartition(".")[2]
         if name not in ("fully_shard", "FSDP", "FullyShardedDataParallel"):
             raise NoDiffError(f"{name}() wraps the model, which this line does not name")
@@ -321,7 +321,7 @@ class _Text(ScriptText):
             self.after(call, text)
 
     def before(self, node: ast.AST, text: str) -> None:
-        """Put a statement before that of a call."""
+        """Insert a statement before the statement of a call."""
         statement, indent = self.statement(node)
         if indent is None and text.startswith("for "):
             raise NoDiffError("several statements share the line")
@@ -329,7 +329,7 @@ class _Text(ScriptText):
         self.change(start, start, f"{text}; " if indent is None else f"{text}\n{indent}")
 
     def after(self, node: ast.AST, text: str) -> None:
-        """Put a statement after that of a call, or after the loops that it is in."""
+        """Insert a statement after the statement of a call, or after the loops around it."""
         statement, indent = self.statement(self.outermost(node))
         if indent is None:
             raise NoDiffError("several statements share the line")
@@ -337,11 +337,11 @@ class _Text(ScriptText):
         self.change(*(2 * (self.offsets(statement)[1],)), f"\n{indent}{text}")
 
     def without(self, node: ast.AST) -> None:
-        """Leave the statement of a call out."""
+        """Remove the statement of a call."""
         self.replace(self.statement(node)[0], "pass")
 
     def seldom(self, node: ast.AST, every: int) -> None:
-        """Do the statement of a call in one of so many steps only."""
+        """Run the statement of a call only once in `every` steps."""
         statement, indent = self.statement(node)
         test = f"{self.counter(statement)} % {every} == 0"
         if isinstance(statement, ast.If | ast.While):
@@ -351,7 +351,7 @@ class _Text(ScriptText):
         return self.replace(statement, f"if {test}: {self.source(statement)}")
 
     def imports(self, node: ast.AST, text: str) -> None:
-        """Import a name at the top, unless the script does."""
+        """Add an import at the top, unless the script has it."""
         every = [each for each in self.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
         bound = {name.asname or name.name for each in every for name in each.names}
         if text.split()[-1] in bound:
@@ -361,6 +361,6 @@ class _Text(ScriptText):
 
 
 def _is_head(statement: ast.stmt) -> bool:
-    """Return whether a statement has to stay first: a docstring, an import from `__future__`."""
+    """Return whether a statement must stay at the top: a docstring or an import from `__future__`."""
     future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
     return future or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))

@@ -1,4 +1,4 @@
-"""The advice in words, and as plain values."""
+"""The advice as text and as plain values."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ _WIDTH = 80
 
 
 def describe_advice(advice: Advice) -> str:
-    """Return the advice as lines of at most 80 columns; lines of the script stay as they are."""
+    """Return the advice as text of at most 80 columns; lines of the script are not wrapped."""
     groups = _groups(advice.nothing)
     rest = rendered_beside(__file__, "text.jinja", advice=advice, groups=groups, gain_words=gain_words)
     numbered = [line for place, each in enumerate(advice.advice, 1) for line in _numbered(place, each)]
@@ -24,7 +24,7 @@ def describe_advice(advice: Advice) -> str:
 
 
 def describe_fitting(each: Tried) -> str:
-    """Return the mix of blocks with which a script fits that runs out of memory, as such lines."""
+    """Return, as text, the mix of blocks with which an out-of-memory script fits."""
     lines = ("By unit, against the script with memory enough:", *_numbered(1, each))
     return "\n".join(line for text in lines for line in _wrapped(text))
 
@@ -38,7 +38,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _groups(nothing: Sequence[Tried]) -> dict[str, list[Tried]]:
-    """Return what was tried for nothing, by the reason."""
+    """Group the candidates that were tried without success by the reason."""
     groups: dict[str, list[Tried]] = {
         name: [] for name in ("others", "bounded", "small", "slower", "unfit", "failed")
     }
@@ -72,7 +72,7 @@ def _numbered(number: int, each: Tried) -> Iterator[str]:
 
 
 def gain_words(each: Tried) -> str:
-    """`12.3 % faster [6, 19]`."""
+    """Return the gain as text, such as `12.3 % faster [6, 19]`."""
     if each.gain is None or each.paired is None:
         return "not simulated"
     low, high = 100 * each.paired.low, 100 * each.paired.high

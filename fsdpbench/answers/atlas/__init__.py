@@ -1,1 +1,1 @@
-"""`fsdpbench atlas`: the best FSDP settings for known models on known chips, simulated once and looked up."""
+"""`fsdpbench atlas`: simulate the best FSDP settings for known models and chips once, and look them up."""

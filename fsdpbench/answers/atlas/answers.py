@@ -1,4 +1,4 @@
-"""The answer for a cell: the best settings and their interval, what is as good, why nothing fits."""
+"""The answer for a cell: the best settings with their interval, alternatives, or why nothing fits."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,12 +12,12 @@ from fsdpbench.reports.result import Result
 
 SCHEMA = 1
 AS_GOOD = 0.02
-"""Alternatives: throughput at most this share below the best."""
+"""An alternative has a throughput at most this share below the best."""
 _SHOWN = ("strategy", "activation_checkpointing", "batch", "seq")
 
 
 def answered(cells: Sequence[Cell], results: Results) -> Atlas:
-    """Return the atlas."""
+    """Return the atlas of `cells` from their `results`."""
     return Atlas(
         schema=SCHEMA,
         system=SYSTEM,

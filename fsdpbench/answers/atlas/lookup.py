@@ -1,5 +1,5 @@
-"""Looks up one cell of a built atlas by names as people write them, and puts cells in words, for the terminal
-and the pages; it runs nothing and needs no torch."""
+"""Look up a cell of a built atlas by approximate names, and format cells as text and pages. Runs nothing and
+does not need torch."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ FILE = "atlas.json"
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """The real figures in 9 of 10 cases; bytes, seconds."""
+    """The 90 % intervals of the real figures, in seconds and bytes."""
 
     tokens_per_s_per_gpu: tuple[float, float] | None = None
     step_time_s: tuple[float, float] | None = None
@@ -92,7 +92,7 @@ def read_atlas(folder: Path) -> Atlas:
 
 
 def find(atlas: Atlas, model: str, hardware: str, gpus: int) -> AtlasCell:
-    """Return the cell of these. Raises `UsageError` that names what the atlas has."""
+    """Return the cell of a model, chip and number of GPUs. Raises `UsageError` with the known ones."""
     name = _named("model", model, list(atlas.models))
     chip = _named("hardware", hardware, atlas.hardware)
     row = {cell.gpus: cell for cell in atlas.row(name, chip)}
@@ -103,7 +103,7 @@ def find(atlas: Atlas, model: str, hardware: str, gpus: int) -> AtlasCell:
 
 
 def _named(kind: str, given: str, known: Sequence[str]) -> str:
-    """Return the name of the atlas that `given` means: spelt another way, or the beginning of one alone."""
+    """Return the known name that `given` means: spelt differently, or a unique prefix."""
     wanted = _plain(given)
     same = [name for name in known if _plain(name) == wanted]
     begun = [name for name in known if wanted and _plain(name).startswith(wanted)]
@@ -119,7 +119,7 @@ def _plain(name: str) -> str:
 
 
 def settings_words(choice: Choice) -> str:
-    """`FULL_SHARD, no recomputation, batch 8, eager`."""
+    """Return settings as text, such as `FULL_SHARD, no recomputation, batch 8, eager`."""
     recomputed = {"none": "no recomputation", "op": "selective recomputation", "full": "full recomputation"}
     checkpointing = str(choice.settings.get("activation_checkpointing"))
     recomputation = recomputed.get(checkpointing, checkpointing)
@@ -128,14 +128,14 @@ def settings_words(choice: Choice) -> str:
 
 
 def rate_words(choice: Choice) -> str:
-    """Tokens a second and GPU with their interval."""
+    """Return the tokens per second and GPU with their interval, as text."""
     span = choice.interval.tokens_per_s_per_gpu
     text = f"{choice.tokens_per_s_per_gpu:,.0f}"
     return text if span is None else f"{text} ({span[0]:,.0f} to {span[1]:,.0f})"
 
 
 def memory_words(choice: Choice) -> str:
-    """GiB reserved with their interval."""
+    """Return the reserved GiB with their interval, as text."""
     if choice.peak_reserved_bytes is None:
         return "–"
     text, span = f"{choice.peak_reserved_bytes / GIB:.1f}", choice.interval.peak_reserved_bytes
@@ -143,7 +143,7 @@ def memory_words(choice: Choice) -> str:
 
 
 def status_words(atlas: Atlas, cell: AtlasCell) -> str:
-    """Return the words for a cell without settings."""
+    """Return the text for a cell without settings."""
     if cell.status == "failed":
         return f"not known: {cell.reason}"
     enough = [e.gpus for e in atlas.row(cell.model, cell.hardware) if e.best and e.gpus > cell.gpus]
@@ -175,7 +175,7 @@ OVERVIEW = "index.html"
 
 
 def write_pages(folder: Path, atlas: Atlas) -> Path:
-    """Write overview and models' pages into `folder`; the overview's path."""
+    """Write the overview and a page for each model to `folder`; return the overview's path."""
 
     def write(name: str, **about: object) -> Path:
         template, scripts = "answers/atlas/page.html.jinja", ("answers/atlas/page.js",)
@@ -190,5 +190,5 @@ def write_pages(folder: Path, atlas: Atlas) -> Path:
 
 
 def page_of(model: str) -> str:
-    """Return the file of a model's page."""
+    """Return the file name of a model's page."""
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', model)}.html"

@@ -1,8 +1,8 @@
-"""A cell of the atlas and what is tried in it: each strategy, recomputation and batch that may fit.
+"""The cells of the atlas and their configurations: each strategy, recomputation and batch that may fit.
 
-arithmetic ──> does not fit: not simulated            (`least_bytes`)
-what ran   ──> cannot fit or is slower: not simulated (`Known`)
-the rest   ──> simulated, cells with most GPUs first: what runs out of memory there does so on fewer GPUs
+arithmetic   ──> does not fit: not simulated            (`least_bytes`)
+past results ──> cannot fit or is slower: not simulated (`Known`)
+the rest     ──> simulated, most GPUs first: if it runs out of memory there, it also does on fewer GPUs
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from fsdpbench.sweep.trials import Progress
 
 BATCHES = (16, 8, 4, 2, 1)
 LONGEST = 4096
-"""Tokens a sample, or what the model was published with, if that is less."""
+"""Maximum tokens per sample; a model's published sequence length is used if it is shorter."""
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP")
 _BETWEEN_NODES = ("HYBRID_SHARD",)
 
@@ -34,15 +34,15 @@ Results = Mapping[str, Result]
 
 @dataclass
 class Walk:
-    """Configurations of one strategy in one cell, in the order in which they are tried."""
+    """The configurations of one strategy in one cell, in the order to try them."""
 
     configs: dict[str, Config] = field(default_factory=dict)
     """By content key."""
     pruned: int = 0
-    """Further ones that cannot fit by arithmetic."""
+    """Number of other configurations that cannot fit by arithmetic."""
 
     def next(self, results: Results, known: "Known") -> Config | None:
-        """Return the configuration to simulate next; None: nothing more."""
+        """Return the next configuration to simulate, or None."""
         for key, config in self.configs.items():
             if key not in results and not known.rules_out(config):
                 return config
@@ -65,11 +65,11 @@ class Cell:
 
     @property
     def simulable(self) -> int:
-        """Return the number of configurations that arithmetic left."""
+        """Return the number of configurations that arithmetic does not exclude."""
         return sum(len(walk.configs) for walk in self.walks)
 
     def found(self, results: Results) -> Iterator[tuple[Config, Result]]:
-        """Yield what was simulated in it."""
+        """Yield the simulated configurations of this cell with their results."""
         for walk in self.walks:
             for key, config in walk.configs.items():
                 if key in results:
@@ -77,7 +77,7 @@ class Cell:
 
 
 def cells(extent: "Extent") -> list[Cell]:
-    """Return all cells with what may be tried in them. Raises `UsageError` for unknown names."""
+    """Return all cells with their configurations. Raises `UsageError` for unknown names."""
     most = max(extent.gpus)
     return [
         _cell(model, hardware, gpus, explores=gpus == most)
@@ -88,9 +88,9 @@ def cells(extent: "Extent") -> list[Cell]:
 
 
 def next_wave(found: Sequence[Cell], results: Results) -> list[Config]:
-    """Return the configurations to simulate next, at most one a walk; empty: nothing more.
+    """Return the next configurations to simulate, at most one per walk; empty if none is left.
 
-    Of each model and chip, the cells with most GPUs come first, and in them the strategy that holds least.
+    For each model and chip, the cells with most GPUs come first, and there the strategy with least memory.
     """
     known = Known()
     for cell in found:
@@ -102,7 +102,7 @@ def next_wave(found: Sequence[Cell], results: Results) -> list[Config]:
     wave: list[Config] = []
     for row in rows.values():
         ordered = sorted(row, key=lambda cell: -cell.gpus)
-        # The strategy that holds least, then the others side by side.
+        # The strategy with least memory first, then the others together.
         for step in (step for cell in ordered for step in (cell.walks[:1], cell.walks[1:])):
             if configs := [c for walk in step if (c := walk.next(results, known)) is not None]:
                 wave += configs
@@ -113,8 +113,8 @@ def next_wave(found: Sequence[Cell], results: Results) -> list[Config]:
 def build(
     cells: Sequence[Cell], folder: Path, progress: Callable[[], Progress], jobs: int | None = None
 ) -> Results:
-    """Simulate `cells` in `folder`, `jobs` at a time, wave by wave; return all results by content key.
-    Interrupted, call it again to resume."""
+    """Simulate `cells` in `folder`, `jobs` at a time, wave by wave; return all results by content key. Call
+    it again to resume after an interruption."""
     results: Results = {}
     tried: list[Config] = []
     while wave := next_wave(cells, results):
@@ -151,21 +151,21 @@ def _cell(model: str, hardware: str, gpus: int, explores: bool) -> Cell:
 
 
 def _order(explores: bool) -> list[tuple[str, int]]:
-    """Return pairs of recomputation and batch, in the order to try them. Where nothing is known yet, what
-    needs least memory comes first at each batch, because its failure rules out the others; elsewhere the
-    fastest, because its success does."""
+    """Return (recomputation, batch) in the order to try them. With `explores` nothing is known yet: at each
+    batch the one with least memory comes first, because its failure rules out the others. Otherwise the
+    fastest comes first, because its success does."""
     if explores:
         return [(how, batch) for batch in BATCHES for how in reversed(RECOMPUTED)]
     return [(how, batch) for how in RECOMPUTED for batch in BATCHES]
 
 
 SYSTEM = "torch-fsdp2"
-"""What most new scripts use."""
+"""The system that most new scripts use."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Models, chips and numbers of GPUs; a cell is one of each."""
+    """Models, chips and numbers of GPUs. There is a cell for each combination."""
 
     models: tuple[str, ...]
     hardware: tuple[str, ...]
@@ -176,26 +176,26 @@ _EXTENTS = table_beside(__file__, "extents.toml")
 WHOLE, SMALL = (msgspec.convert(_EXTENTS[name], Extent) for name in ("whole", "small"))
 
 
-# What cannot fit by arithmetic, so that it is not simulated. The bound is never above the truth.
-# Two moments of a step are counted, each by what a rank surely holds then:
-#     optimizer's step   parameters, gradients and AdamW's two states of its share       (`state_bytes`)
-#     loss               parameters and states of its share, the input of every block, the logits, and, where
-#                        nothing is resharded after forward, all gathered parameters; where nothing is
-#                        recomputed, the inputs of a block's first products too
+# A lower bound of memory, to exclude configurations that cannot fit without a simulation.
+# The bound is the maximum of two moments of a step, each with the memory that a rank surely holds then:
+#     optimizer step     parameters, gradients and AdamW's two states of its shard       (`state_bytes`)
+#     loss               parameters and states of its shard, the input of every block, the logits; without
+#                        resharding after forward, all unsharded parameters; without recomputation, the
+#                        inputs of a block's first matrix products too
 
 _SHARE_BEFORE_GRADIENTS = 12 / 16
-"""AdamW's states and the parameters, of all that `state_bytes` counts."""
+"""The share of AdamW's states and the parameters in `state_bytes`."""
 _HALF = 2
 _FULL = 4
-"""Logits are cast for the loss: both are there while they are."""
+"""Logits are cast for the loss, so both copies exist at the same time."""
 _KEEPS_GATHERED = ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
 _KEPT_OF_A_BLOCK = 3
-"""Of tensors as wide as the model: the block's input, what attention and feed-forward project at first."""
+"""Saved tensors of the model's width: the block's input, and the inputs of attention and feed-forward."""
 _BLOCKS = ("layers", "d_model", "vocab")
 
 
 def least_bytes(config: Config) -> int | None:
-    """Return a lower bound of the bytes that a step of `config` needs; None where that is not known."""
+    """Return a lower bound of the bytes that a step of `config` needs; None if it is not known."""
     step = state_bytes(config)
     if step is None:
         return None
@@ -214,35 +214,35 @@ def least_bytes(config: Config) -> int | None:
     return max(step, loss)
 
 
-# The configurations that past simulations rule out: they cannot fit, or are slower than what fits.
+# The configurations that past simulations rule out: they cannot fit, or are slower than one that fits.
 # Two rules, for one model on one kind of GPU:
-#     does not fit   another one with the same batch ran out of memory that recomputes as much, shares the
-#                    state among as many ranks and has a strategy that holds no more
-#     slower         in the same cell and with the same strategy, another one fits without risk that
-#                    recomputes no more and has no smaller batch
-# A smaller batch is no reason: near the limit, fragments can make batch 1 run out where batch 2 fits.
+#     does not fit   another configuration ran out of memory with the same batch, at least as much
+#                    recomputation, at least as many ranks per shard group and a strategy with no more memory
+#     slower         in the same cell and with the same strategy, another configuration fits without risk,
+#                    with no more recomputation and no smaller batch
+# A smaller batch proves nothing: near the limit, fragmentation can make batch 1 run out where batch 2 fits.
 
 RECOMPUTED = ("none", "op", "full")
-"""Activation checkpointing, from the fastest to what holds least."""
+"""Activation checkpointing, from the fastest to the one with least memory."""
 _HOLDS_LEAST = "FULL_SHARD"
 
 
 class Known:
-    """The configurations that were simulated so far, by model and chip."""
+    """The simulated configurations, by model and chip."""
 
     def __init__(self) -> None:
         self._out_of_memory: dict[tuple[str, str | None], list[Config]] = defaultdict(list)
         self._safe: dict[tuple[str, str | None, int, str], list[Config]] = defaultdict(list)
 
     def add(self, config: Config, result: Result) -> None:
-        """Remember how `config` ended."""
+        """Add the result of `config`."""
         if result.status is Status.OOM:
             self._out_of_memory[config.model, config.hardware].append(config)
         elif fits_safely(result):
             self._safe[_group_of(config)].append(config)
 
     def rules_out(self, config: Config) -> bool:
-        """Return whether simulating `config` could change no answer of the atlas."""
+        """Return whether simulating `config` cannot change any answer of the atlas."""
         full = self._out_of_memory[config.model, config.hardware]
         return any(_asks_no_more(other, config) for other in full) or any(
             _recomputed(other) <= _recomputed(config) and other.settings.batch >= config.settings.batch
@@ -251,7 +251,7 @@ class Known:
 
 
 def fits_safely(result: Result) -> bool:
-    """Return whether it ran, and memory suffices at the upper end of its interval."""
+    """Return whether it ran, and fits at the upper end of its memory interval."""
     return result.status is Status.OK and not result.is_risky
 
 

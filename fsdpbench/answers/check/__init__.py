@@ -1,4 +1,4 @@
-"""The regression gate: a sweep's figures against a baseline that was committed earlier."""
+"""The regression gate: compare the figures of a sweep with a committed baseline."""
 
 LEAVE_OUT = "--leave-out"
-"""The flag for configurations that a baseline does without."""
+"""The flag that names configurations to exclude from a baseline."""

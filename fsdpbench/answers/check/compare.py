@@ -1,14 +1,14 @@
-"""Compares two sides, configuration by configuration and figure by figure.
+"""Compare two sides, configuration by configuration and figure by figure.
 
-    how it ended differs                                 the table in docs/gate.md
-    a figure that is known on one side alone, or is not one  cannot be judged
+    statuses differ                                      the table in docs/gate.md
+    a figure is known on only one side, or is invalid    cannot be judged
     exact (simulated, or equal in all runs of a side)    any difference counts, thresholds by metric
-    else                                                 rank test and minimum effect, over runs
+    otherwise                                            rank test and minimum effect, over runs
 
-All tests of a comparison are corrected together. What cannot be judged stops nothing else from being judged.
+All tests of a comparison are corrected together. Figures that cannot be judged do not affect the others.
 
-The likely cause of what became worse follows from the pattern of a configuration's changed figures. Counts
-say most: an all-gather, a copy or a prefetch is there or not. Where no count changed, the same work takes
+The likely cause of a regression follows from the pattern of a configuration's changed figures. Counts are the
+best evidence: an all-gather, a copy or a prefetch exists or not. If no count changed, the same work takes
 longer, or holds more memory.
 """
 
@@ -28,15 +28,15 @@ from fsdpbench.reports.figures import Worse
 Entries = Mapping[str, Entry]
 
 _ROUNDING = 1e-12
-"""Relative: what sums of a few figures differ by when they are added in another order."""
+"""The relative difference that another order of summation may cause."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One figure that differs, or cannot be judged. `before`, `after`: medians over runs, None where unknown.
+    """One figure that differs, or cannot be judged. `before`, `after`: medians over runs, None if unknown.
 
     chance: p-value of the rank test, adjusted for the number of tests; None for exact figures.
-    runs: on each side.  reason: why it cannot be judged, what a failure says, or what speaks against it.
+    runs: number on each side.  reason: why it cannot be judged, the cause of a failure, or a contradiction.
     """
 
     configuration: str
@@ -52,9 +52,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All changes, and configurations that only one side has; of the added ones also those that failed.
+    """All changes, and configurations that only one side has; also which of the added ones failed.
 
-    absent: configurations that a side names and has no usable result of, with the reason.
+    absent: configurations of a side without a usable result, with the reason.
     """
 
     changes: tuple[Change, ...]
@@ -87,8 +87,8 @@ def compare(
     absent: Mapping[str, str] | None = None,
     left_out: Collection[str] = (),
 ) -> Comparison:
-    """Return all changes from `before` to `after`, entries by configuration name. `left_out`: configurations
-    that the older side does without."""
+    """Return all changes from `before` to `after`, which are entries by configuration name. `left_out`:
+    configurations that the older side excludes."""
     both = [name for name in before if name in after]
     found = [each for name in both for each in _changes(name, before[name], after[name], thresholds)]
     added = tuple(name for name in after if name not in before and name not in left_out)
@@ -123,7 +123,7 @@ def _changes(name: str, before: Entry, after: Entry, thresholds: Thresholds) -> 
                 reason = f"{flaws[figure]} on the {side} side"
                 yield Change(name, figure, None, None, Verdict.UNKNOWN, reason=reason)
     elif after.status is Status.OK:
-        # That it ends well now is not a gain if its figures are impossible.
+        # Ending with OK is no improvement if its figures are invalid.
         for figure, why in after.flaws().items():
             yield Change(name, figure, None, None, Verdict.UNKNOWN, reason=why)
 
@@ -133,7 +133,7 @@ def _change(name: str, metric: str, before: Entry, after: Entry, thresholds: Thr
     problems = _of_sides(before.problem(metric) or before.doubt(metric), after.problem(metric))
     if not problems and bool(old) != bool(new):
         if metric == "overlap_fraction" and not all(communicates(r) for e in (before, after) for r in e.runs):
-            # Without communication there is nothing to overlap: the collectives' figures tell.
+            # Without communication there is no overlap to judge; the figures of collectives show the change.
             return Change(name, metric, _median(old), _median(new), Verdict.CHANGED)
         problems = ["is known on the newer side alone" if new else "is unknown on the newer side"]
     if problems:
@@ -171,15 +171,15 @@ def _exact(
 
 
 def _tested(name: str, metric: str, before: list[float], after: list[float]) -> Change:
-    """Return a change of a measured figure. Its `chance` is not yet adjusted for the number of tests, so its
-    verdict is not final."""
+    """Return a change of a measured figure. Its verdict is preliminary, because `chance` is not yet adjusted
+    for the number of tests."""
     change, runs = effect(before, after), (len(before), len(after))
     verdict, chance = _direction(metric, change), p_value(before, after)
     return Change(name, metric, median(before), median(after), verdict, change, chance, runs)
 
 
 def _corrected(changes: list[Change], thresholds: Thresholds) -> Iterator[Change]:
-    """Yield the changes with all rank tests corrected for their number."""
+    """Yield the changes, with the p-values of all rank tests corrected for their number."""
     tested = [change for change in changes if change.chance is not None]
     too_few = _too_few(tested, thresholds.measured.level)
     chances = iter(holm([change.chance or 0.0 for change in tested]))
@@ -195,7 +195,7 @@ def _corrected(changes: list[Change], thresholds: Thresholds) -> Iterator[Change
 
 
 def _judged(change: Change, chance: float, thresholds: Thresholds) -> Change:
-    """Return a tested figure with its verdict. One that others speak against may be worse, but not better."""
+    """Return a tested figure with its verdict. A contradicted figure may be worse, but not better."""
     size, tested = change.relative or 0.0, replace(change, chance=chance)
     certain = chance < thresholds.measured.level and abs(size) >= thresholds.least_effect(change.metric)
     assert isinstance(change.before, int | float)
@@ -209,7 +209,7 @@ def _judged(change: Change, chance: float, thresholds: Thresholds) -> Change:
 
 
 def _too_few(tested: list[Change], level: float) -> str | None:
-    """Return why no rank test of so few runs could reach this level; None where it could."""
+    """Return why the rank tests have too few runs to reach `level`; None if they can reach it."""
     if not tested:
         return None
     fewest = min(tested, key=lambda change: min(change.runs))
@@ -230,12 +230,12 @@ def _median(values: list[float]) -> float | None:
     return median(values) if values else None
 
 
-# What it means that a configuration ended in another way than before: the table in docs/gate.md.
+# The meaning of a changed status of a configuration: the table in docs/gate.md.
 
 
 class Verdict(StrEnum):
-    """The meaning of one change, the most pressing first. UNKNOWN: it cannot be judged. NOISE: no change that
-    the runs can show."""
+    """The meaning of one change, most important first. UNKNOWN: it cannot be judged. NOISE: the runs show no
+    significant change."""
 
     WORSE = "worse"
     UNKNOWN = "unknown"
@@ -246,7 +246,7 @@ class Verdict(StrEnum):
 
 
 def outcome(before: Status, after: Status) -> "Verdict | None":
-    """Return the verdict on how a configuration ended; None where nothing changed: its figures tell."""
+    """Return the verdict on the status of a configuration; None if it is unchanged and its figures decide."""
     if before is after and before.is_answer:
         return None
     if after is Status.OK:
@@ -260,7 +260,7 @@ _MEMORY = ("peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes")
 _COUNTS = ("all_gather_count", "reduce_scatter_count", "all_reduce_count", "kernels", "copies")
 
 _WORTH_SAYING = 0.0005
-"""Less than this would be shown as 0.0 %: the kernels' neighbours changed, not they."""
+"""A smaller change would be shown as 0.0 %, and does not come from the kernels themselves."""
 
 Changes = Mapping[str, Change]
 Rule = Callable[[Changes], str | None]
@@ -268,7 +268,7 @@ Rule = Callable[[Changes], str | None]
 
 @dataclass(frozen=True)
 class Finding:
-    """`cause`: a word for programs; `sentence`: for people; `configurations`: where it was found."""
+    """A likely cause. `cause`: an identifier; `sentence`: its text; `configurations`: where it was found."""
 
     cause: str
     sentence: str
@@ -318,7 +318,7 @@ def _collective(kind: str, name: str) -> Rule:
 
 
 def _risen(metric: str, words: str, sign: int = 1) -> Rule:
-    """Return a rule for a figure that rose (`sign` -1: fell); `words` say by how much: `MORE`."""
+    """Return a rule for a figure that rose (`sign` -1: fell); `MORE` in `words` becomes the difference."""
 
     def rule(changes: Changes) -> str | None:
         more = sign * _rise(changes, metric)
@@ -365,7 +365,7 @@ def _retries(changes: Changes) -> str | None:
 
 
 def _slower_step(changes: Changes) -> str | None:
-    """Return that a step takes longer, where no other figure says why (as on a real machine)."""
+    """Report that a step takes longer, if no other figure explains it (as on a real machine)."""
     for name in ("step_time_s", "fastest_step_s"):
         change = changes.get(name)
         if change is not None and change.verdict is Verdict.WORSE and change.relative is not None:
@@ -394,7 +394,7 @@ _RULES: dict[str, Rule] = {
 
 
 def _rise(changes: Changes, metric: str) -> float:
-    """Return by how much a figure rose; 0 where it did not change."""
+    """Return by how much a figure rose; 0 if it did not change."""
     change = changes.get(metric)
     if change is None:
         return 0.0

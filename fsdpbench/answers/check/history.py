@@ -1,5 +1,5 @@
-"""The history of a gate: the figures of a committed baseline at each commit that changed it; and a side's
-figures for the history pages of other tools: asv's folder of results, pytest-benchmark's file."""
+"""The history of a gate: the figures of a committed baseline at each commit that changed it. Also exports
+figures for the history pages of other tools: asv's results folder, pytest-benchmark's file."""
 
 import json
 import math
@@ -31,7 +31,7 @@ _SEPARATOR = "\x1f"
 
 @dataclass(frozen=True)
 class _Figures:
-    """The figures of a commit; `revision` is "" for what is not committed yet."""
+    """The figures of a commit; `revision` is "" for figures that are not committed yet."""
 
     revision: str
     date: str
@@ -45,9 +45,9 @@ class _Figures:
 
 
 def read_history(path: Path, now: Side | None = None) -> History:
-    """Return the history of the baseline at `path`, and `now` behind it.
+    """Return the history of the baseline at `path`, followed by `now`.
 
-    Raises `UsageError` where there is no history to read, `CannotJudgeError` where no commit has figures.
+    Raises `UsageError` if there is no history, `CannotJudgeError` if no commit has figures.
     """
     commits, notes = _commits(path)
     if now is not None:
@@ -90,7 +90,7 @@ def _commits(path: Path) -> tuple[list[_Figures], list[str]]:
 
 
 def git_says(folder: Path, *words: str, of: object) -> str:
-    """Return what git prints in `folder`. Raises `UsageError`, which names `of`."""
+    """Run git in `folder` and return its output. Raises `UsageError` that names `of`."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *words],
@@ -107,8 +107,8 @@ def git_says(folder: Path, *words: str, of: object) -> str:
 
 
 def _changes(commits: Sequence[_Figures]) -> list[str]:
-    """Return notes on commits where the surroundings of the figures changed (torch, hardware profile, model):
-    a step there may come from them, and not from the code."""
+    """Return notes on commits where the surroundings of the figures changed (torch, hardware profile, model).
+    These may cause a step there, instead of the code."""
     notes = []
     for before, after in pairwise(commits):
         names = before.surroundings.keys() | after.surroundings.keys()
@@ -129,7 +129,7 @@ def _series(commits: Sequence[_Figures]) -> list[Series]:
 
 
 def _value(entry: Entry | None, metric: str) -> float | None:
-    """Return the median over runs."""
+    """Return the median of a metric over runs, or None."""
     known = entry.values(metric) if entry is not None else []
     return float(median(known)) if known else None
 
@@ -162,33 +162,33 @@ def _is_worse(series: Series, before: float, after: float) -> bool | None:
     return (after > before) is (direction is Worse.HIGHER)
 
 
-# Where a series of figures over commits changes level.
-# Exact figures (simulated ones) change where they differ. Of measured ones the steps are found by E-divisive
+# Change point detection in a series of figures over commits.
+# Exact (simulated) figures have a step wherever they differ. For measured ones, steps are found by E-divisive
 # means (Matteson and James, "A nonparametric approach for multiple change point analysis of multivariate
-# data", JASA 2014): the split whose two sides are farthest apart in energy distance, believed if few
-# permutations of the series split as well, and then each side again. It asks nothing of the noise's shape and
-# is what performance tests of databases are watched by (Daly et al., "The use of change point detection to
-# identify software performance regressions in a continuous integration system", ICPE 2020).
+# data", JASA 2014): take the split whose two sides have the largest energy distance, accept it if few
+# permutations of the series split as well, and repeat on each side. The method assumes nothing about the
+# distribution of noise and is used for performance tests of databases (Daly et al., "The use of change point
+# detection to identify software performance regressions in a continuous integration system", ICPE 2020).
 
 EXACT = 1e-12
-"""Relative differences up to this are the rounding of a sum."""
+"""Smaller relative differences come from rounding in sums."""
 LEVEL = 0.05
 PERMUTATIONS = 199
 LEAST_SEGMENT = 3
-"""Commits on either side of a step of measured figures: fewer look like noise at this level."""
+"""Minimum number of commits on each side of a step of measured figures; fewer look like noise at `LEVEL`."""
 
 Floats = npt.NDArray[np.float64]
 
 
 def exact_steps(values: Sequence[float]) -> list[int]:
-    """Return each place whose value differs from the one before it."""
+    """Return each index whose value differs from the previous one."""
     pairs = enumerate(pairwise(values), start=1)
     return [place for place, pair in pairs if not math.isclose(*pair, rel_tol=EXACT)]
 
 
 def measured_steps(values: Sequence[float]) -> list[int]:
-    """Return the places where a new level begins, in order. Permutations have a fixed seed, so that the same
-    values give the same places."""
+    """Return the indices where a new level begins, in order. Permutations use a fixed seed, so the result is
+    deterministic."""
     series = np.asarray(values, np.float64)
     found: list[int] = []
     random = np.random.default_rng(0)
@@ -203,7 +203,7 @@ def measured_steps(values: Sequence[float]) -> list[int]:
 
 
 def _split(series: Floats, random: np.random.Generator) -> int | None:
-    """Return the most likely place of a step; None where permutations of the series split as well."""
+    """Return the most likely index of a step; None if permutations of the series split as well."""
     if len(series) < 2 * LEAST_SEGMENT or not np.ptp(series):
         return None
     apart = np.abs(series[:, None] - series[None, :])
@@ -216,12 +216,12 @@ def _split(series: Floats, random: np.random.Generator) -> int | None:
 
 
 def _farthest(apart: Floats) -> tuple[float, int]:
-    """Return the largest scaled energy distance of two sides, and where the second one begins.
+    """Return the largest scaled energy distance of two sides, and the index where the second side begins.
 
     For sides of n and m values: mn/(m+n) (2 mean|x-y| - mean|x-x'| - mean|y-y'|).
     """
     count = len(apart)
-    # Sums of the distances inside the first k, inside the rest, and between both, for every k at once.
+    # Sums of the distances inside the first k, inside the rest, and between both, vectorised over k.
     upper = np.triu(apart, 1)
     first = np.cumsum(upper.sum(axis=0))
     rest = np.cumsum(upper.sum(axis=1)[::-1])[::-1]
@@ -236,8 +236,8 @@ def _farthest(apart: Floats) -> tuple[float, int]:
 
 
 def export(side: Side, exports: Iterable[tuple[str, Path]]) -> None:
-    """Write what ended well of `side` for `asv` (its `results_dir`), or for `benchmark` (a file that
-    `pytest-benchmark compare` reads), each to its path. Raises `BenchError`, also outside of git."""
+    """Write the successful configurations of `side` for `asv` (its `results_dir`) or `benchmark` (a file for
+    `pytest-benchmark compare`), each to its path. Raises `BenchError`, also outside of a git repository."""
     entries = {name: entry for name, entry in side.entries.items() if entry.status is Status.OK}
     facts = dict(side.surroundings.facts)
     for kind, path in exports:
@@ -252,7 +252,7 @@ def export(side: Side, exports: Iterable[tuple[str, Path]]) -> None:
 
 
 def _benchmark(name: str, entry: Entry) -> dict[str, object]:
-    """Return the step time of a configuration, over its runs, and every other figure beside it."""
+    """Return the step time of a configuration over its runs, with all other figures as extra info."""
     others = {metric: median(values) for metric in METRICS if (values := entry.values(metric))}
     runs = entry.values("step_time_s")
     q1, _, q3 = quantiles(runs, n=4, method="inclusive") if len(runs) > 1 else runs * 3
@@ -268,7 +268,7 @@ def _benchmark(name: str, entry: Entry) -> dict[str, object]:
 def _write_asv(
     entries: Mapping[str, Entry], facts: Mapping[str, str], commit: str, seconds: int, folder: Path
 ) -> None:
-    """Write a benchmark for each figure, whose parameter is the configuration."""
+    """Write a benchmark for each figure, with the configuration as its parameter."""
     machine = facts["hardware" if facts["device"] == "sim" else "processor"].replace("/", "-")
     about = {"machine": machine, "cpu": machine, "os": "", "arch": "", "num_cpu": "", "ram": ""}
     parameters, environment = [[repr(name) for name in entries]], f"torch{facts['torch']}"

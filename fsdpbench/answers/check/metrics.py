@@ -1,7 +1,7 @@
-"""The figures that the gate compares, and which way each of them gets worse.
+"""The figures that the gate compares, and the direction in which each gets worse.
 
-On `sim` every one of them is exact. On real devices counts still are, as a rule, and the rest has a
-distribution over runs.
+On `sim` all figures are exact. On real devices counts usually are too; other figures have a distribution
+over runs.
 """
 
 import math
@@ -16,22 +16,21 @@ from fsdpbench.reports.figures import FIGURES, LARGEST, Judged, computed
 from fsdpbench.reports.figures import Figure as Row
 from fsdpbench.reports.rank_record import RankRecord
 
-# One figure as it was read: a number that can be true, `None` where it is unknown, or what is there
-# instead and why it cannot be one.
+# One figure as read: a plausible number, `None` if it is unknown, or an `Unusable` value with the reason.
 
 _LONGEST_VALUE = 60
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """A value in the place of a figure that cannot be read: its text, and `why` it cannot."""
+    """A value that cannot be used as a figure: its text, and `why`."""
 
     shown: str
     why: str
 
     @classmethod
     def of(cls, value: object, why: str) -> "Unusable":
-        """Return it for a value that was read, of any type and length."""
+        """Return an `Unusable` for a value of any type and length."""
         huge = isinstance(value, int) and abs(value) > LARGEST
         return cls("an integer beyond 2^63" if huge else one_line(repr(value), _LONGEST_VALUE), why)
 
@@ -43,7 +42,7 @@ Figure = float | None | Unusable
 
 
 def figure_from(value: object, least: float = 0.0, most: float = LARGEST) -> Figure:
-    """Return `value` if it can be a figure between `least` and `most`, else `Unusable`."""
+    """Return `value` if it is a valid figure between `least` and `most`, else `Unusable`."""
     if value is None or isinstance(value, Unusable):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -60,17 +59,17 @@ def figure_from(value: object, least: float = 0.0, most: float = LARGEST) -> Fig
 METRICS = {row.name: row for row in FIGURES if row.judged in (Judged.YES, Judged.MEASURED)}
 
 WITNESSES = {row.name: row for row in FIGURES if row.judged is Judged.WITNESS}
-"""Not judged, but kept in a baseline: they bind the figures that are (`reports.consistency`)."""
+"""Figures that are not judged but stored in a baseline, to check the judged ones (`reports.consistency`)."""
 
 ALL = {**METRICS, **WITNESSES}
 
 ALWAYS_KNOWN = "step_time_s"
-"""Of every configuration that ended well, on every device."""
+"""The figure that every successful configuration has, on every device."""
 
 
 def figures_of(values: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return every metric and witness by name, of `values` by name in `reports.consistency`: None where it
-    is not known, `Unusable` where it cannot be one."""
+    """Return every metric and witness by name, from `values` with the names of `reports.consistency`: None if
+    it is not known, `Unusable` if it is invalid."""
     unknown = [Judged.MEASURED] if values.get("device") == "sim" else []
     return {
         name: None if row.judged in unknown else checked(row, values.get(row.path))
@@ -79,12 +78,12 @@ def figures_of(values: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def checked(row: Row, value: object) -> Figure:
-    """Return `value` as the figure of `row`."""
+    """Return `value` as the figure of `row`, checked."""
     return figure_from(value, row.least_judged, min(row.most, LARGEST))
 
 
-# The figures of one run, checked alone, beside each other, and beside the records that they were made of.
-# A baseline holds fewer figures than a result: a relation whose figures are not all known says nothing.
+# Checks of the figures of one run: each alone, against each other, and against the rank records.
+# A baseline has fewer figures than a result. A relation is skipped unless all of its figures are known.
 
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _METRIC_OF = {row.path: name for name, row in ALL.items()} | {
@@ -96,8 +95,8 @@ _METRIC_OF = {row.path: name for name, row in ALL.items()} | {
 
 
 def checked_run(run: Mapping[str, object]) -> dict[str, Figure]:
-    """Return the figures of a run by metric, each checked alone. Where there is no collective of a kind, none
-    of its bytes were moved."""
+    """Return the figures of a run by metric, each checked alone. If there is no collective of a kind, its
+    bytes are 0."""
     figures = {name: checked(row, run.get(name)) for name, row in ALL.items()}
     for kind in _KINDS:
         if figures[f"{kind}_count"] == 0 and figures[f"{kind}_bytes"] is None:
@@ -106,7 +105,7 @@ def checked_run(run: Mapping[str, object]) -> dict[str, Figure]:
 
 
 def contradictions(device: str, figures: Mapping[str, Figure]) -> dict[str, str]:
-    """Return what speaks against a figure beside the others of its run, by metric."""
+    """Return the contradictions between the figures of a run, by metric."""
     known = {name: value for name, value in figures.items() if isinstance(value, int | float)}
     values: dict[str, object] = {ALL[name].path: value for name, value in known.items()}
     values |= {"device": device, "has_retries": known.get("alloc_retries_per_step")}
@@ -114,7 +113,7 @@ def contradictions(device: str, figures: Mapping[str, Figure]) -> dict[str, str]
 
 
 def by_metric(found: Iterable[Contradiction]) -> dict[str, str]:
-    """Return the first sentence against each figure, by metric, or by its own name if no metric reads it."""
+    """Return the first contradiction of each figure, by metric, or by its own name if it is not a metric."""
     sentences: dict[str, str] = {}
     for each in found:
         named = [_METRIC_OF[name] for name in each.figures if name in _METRIC_OF]
@@ -124,16 +123,16 @@ def by_metric(found: Iterable[Contradiction]) -> dict[str, str]:
 
 
 def with_records(result: Mapping[str, Any], records: Sequence[RankRecord]) -> Mapping[str, Any]:
-    """Return `result` with the figures of its ranks' records under `records`, where none is missing."""
+    """Return `result` with the figures computed from its ranks' records in `records`, if none is missing."""
     try:
         if len(records) >= (result["device"] == "sim" or records[0].world_size):
             return {**result, "records": computed(records, Analysis(ranks=(), configurations={}))}
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        pass  # a broken record says nothing
+        pass  # ignore broken records
     return result
 
 
 def communicates(figures: Mapping[str, Figure]) -> bool:
-    """Return whether the run had any communication that could overlap; also where that is not known."""
+    """Return whether the run had communication that could overlap; True if that is not known."""
     known = (*(f"{kind}_count" for kind in _KINDS), "exposed_communication_s")
     return any(figures[name] != 0 for name in known)

@@ -1,4 +1,4 @@
-"""A comparison in words, for a terminal or as Markdown for a job's summary, and as JSON."""
+"""Format a comparison as text for a terminal, as Markdown for a job summary, and as JSON."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ _NAMED = 3
 
 
 def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
-    """Return the likely causes, then a table a configuration: verdict, metric, both values, the change."""
+    """Return the likely causes, then a table for each configuration: verdict, metric, both values, change."""
     return "\n".join([*changes_text(comparison, notes), summary(comparison)])
 
 
 def changes_text(comparison: Comparison, notes: Sequence[str] = ()) -> list[str]:
-    """Return the lines of `as_text` without the last, which counts them."""
+    """Return the lines of `as_text` without the summary, its last line."""
     lines = [f"cause: {finding_words(finding)}" for finding in diagnose(comparison)]
     shown = [change for change in comparison.changes if change.verdict in SHOWN]
     for name in dict.fromkeys(change.configuration for change in shown):
@@ -38,7 +38,7 @@ def changes_text(comparison: Comparison, notes: Sequence[str] = ()) -> list[str]
 
 
 def _table(changes: Sequence[Change]) -> list[str]:
-    """Return aligned columns, the most pressing verdicts first; reasons, of any length, come last."""
+    """Return aligned columns, the most important verdicts first; reasons, of any length, come last."""
     ordered = sorted(changes, key=lambda each: SHOWN.index(each.verdict))
     rows = [
         (
@@ -61,7 +61,7 @@ def _table(changes: Sequence[Change]) -> list[str]:
 
 
 def as_markdown(comparison: Comparison, notes: Sequence[str] = ()) -> str:
-    """Return the comparison as Markdown: the causes, then a table of what changed."""
+    """Return the comparison as Markdown: the causes, then a table of the changes."""
     causes = [f"- **{finding.cause}**: {_cell(finding_words(finding))}" for finding in diagnose(comparison)]
     shown = [change for verdict in SHOWN for change in comparison.of(verdict)]
     head = "| | configuration | metric | before | after | change | p | why |"
@@ -82,7 +82,7 @@ def as_markdown(comparison: Comparison, notes: Sequence[str] = ()) -> str:
 
 
 def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
-    """Return one object; `changes` holds measured figures within noise as well."""
+    """Return the comparison as a JSON object; `changes` also includes measured figures within noise."""
     content = {
         "schema": 1,
         "compared": comparison.compared,
@@ -99,14 +99,14 @@ def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
 
 
 def finding_words(finding: Finding) -> str:
-    """Return the sentence, and where it was found."""
+    """Return the sentence of a finding with its configurations."""
     names = ", ".join(finding.configurations[:_NAMED])
     more = len(finding.configurations) - _NAMED
     return one_line(f"{finding.sentence} ({names}{f' and {more} more' if more > 0 else ''})")
 
 
 def summary(comparison: Comparison) -> str:
-    """Return one line: how many were compared and what came of it."""
+    """Return a one-line summary: the number of compared configurations, and of each verdict."""
     worse, better = len(comparison.regressions), len(comparison.of(Verdict.BETTER))
     unjudged = len(comparison.unjudged)
     noun = "configuration" if comparison.compared == 1 else "configurations"
@@ -140,7 +140,7 @@ def _chance(change: Change) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text for a cell of a Markdown table, which it cannot end."""
+    """Escape text so that it cannot end a cell of a Markdown table."""
     return one_line(text).replace("|", "\\|")
 
 
@@ -149,7 +149,7 @@ _SMALLEST_PERCENT = 5e-5
 
 
 def shown_pair(metric: str, before: Any, after: Any) -> tuple[str, str]:
-    """Return both in the metric's unit, with as many digits as show that they differ."""
+    """Return both values in the metric's unit, with enough digits to show that they differ."""
     for extra in range(_MOST_DECIMALS):
         first, second = (_shown(metric, value, extra) for value in (before, after))
         if first != second or before == after:
@@ -158,11 +158,11 @@ def shown_pair(metric: str, before: Any, after: Any) -> tuple[str, str]:
 
 
 def shown_percent(relative: float | None) -> str:
-    """Return a signed share in percent; empty where there is none to tell."""
+    """Return a signed share in percent; empty if it is None or not finite."""
     if relative is None or not math.isfinite(relative):
         return ""
     if 0 < abs(relative) < _SMALLEST_PERCENT:
-        return f"{relative * 100:+.1g}%"  # two decimals would tell it as none
+        return f"{relative * 100:+.1g}%"  # two decimals would show it as 0
     return f"{relative:+.2%}"
 
 
@@ -178,13 +178,13 @@ def _shown(metric: str, value: Any, extra: int) -> str:
     return f"{value:.{6 + extra}g}" if isinstance(value, float) else str(value)
 
 
-# Figures in the shape that github-action-benchmark reads (`tool: customSmallerIsBetter`), to chart them over
+# Figures in the format of github-action-benchmark (`tool: customSmallerIsBetter`), which charts them over
 # commits: an array of {"name", "unit", "value", "range", "extra"}.
 
 
 def as_github_benchmark(entries: Mapping[str, Entry]) -> str:
-    """Return every figure of `entries` that gets worse as it grows (the format knows no other); medians over
-    runs, `range` their quartiles' half distance."""
+    """Return every figure of `entries` for which smaller is better (the format supports no other). `value` is
+    the median over runs, `range` half the interquartile range."""
     return to_json(
         [
             _row(f"{name}: {metric.name}", metric.unit or "count", values)

@@ -1,8 +1,8 @@
 """The changes that the gate allows: `thresholds.toml` (docs/gate.md).
 
-`fsdpbench check --noise` measures the `minimum_effect` of a machine and writes it there: A against A, how far
-two sets of runs of the same code differ. Runs of a configuration are split by chance, many times; 99 % of the
-splits stay below the minimum effect.
+`fsdpbench check --noise` measures the `minimum_effect` of a machine by A/A comparison and writes it there:
+how much two sets of runs of the same code differ. Runs of a configuration are split at random, many times;
+99 % of the splits differ by less than the minimum effect.
 """
 
 import math
@@ -27,18 +27,18 @@ from fsdpbench.reports.figures import Worse
 
 USUAL_LEVEL = 0.01
 USUAL_MINIMUM_EFFECT = 0.03
-"""Where the noise was not measured: what a quiet machine can tell from it."""
+"""The default if noise was not measured: an effect that a quiet machine can detect."""
 
 MOST_ALLOWED = 1.0
-"""Of a relative change. More is a percentage taken for a share, and a gate that lets everything pass."""
+"""Maximum relative change. A larger value is probably meant in percent, and would let everything pass."""
 
 _UNLISTED = {"B": (0.01 * 2**20, 1e-3), "s": (1e-8, 1e-8)}
-"""By unit, the change and the share below which a metric that is not listed has not changed. Times are sums
-of rounded nanoseconds, so the order in which work is queued moves their last digits."""
+"""For metrics that are not listed, by unit: a change counts if it reaches this absolute or relative size.
+Times are sums of rounded nanoseconds, so their last digits depend on the order in which work is queued."""
 _LEAST_LEVEL = 1e-9
 
 _HEAD = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-"""Begins each file of thresholds."""
+"""The comment at the top of each thresholds file."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=MOST_ALLOWED)]
 Level = Annotated[float, msgspec.Meta(ge=_LEAST_LEVEL, lt=1)]
 _SPLITS = 500
@@ -48,20 +48,20 @@ _GRAIN = 0.001
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The level of the tests on measured figures, and the least effects by metric."""
+    """The significance level of tests on measured figures, and minimum effects by metric."""
 
     level: Level = USUAL_LEVEL
     minimum_effect: dict[str, Share] = {}
 
 
 class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file: relative changes by metric, and what counts of measured figures."""
+    """The content of the file: allowed relative changes by metric, and limits for measured figures."""
 
     relative_change: dict[str, Share] = {}
     measured: Measured = Measured()
 
     def allows(self, metric: str, before: float, after: float) -> bool:
-        """Return whether that change of an exact figure is not a regression."""
+        """Return whether the change of an exact figure is within its threshold."""
         change, share = abs(after - before), self.relative_change.get(metric)
         if share is not None:
             return change <= share * before
@@ -69,11 +69,11 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return change < min(least, least_share * before)
 
     def least_effect(self, metric: str) -> float:
-        """Return the least effect that counts, as a share, of a figure with a distribution."""
+        """Return the minimum relative effect of a measured figure that counts as a change."""
         return self.measured.minimum_effect.get(metric, USUAL_MINIMUM_EFFECT)
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all. Raises `BenchError`."""
+        """Write the file atomically. Raises `BenchError`."""
         effects = self.measured.minimum_effect or None
         measured = {"level": self.measured.level, "minimum_effect": effects}
         tables = {"relative_change": self.relative_change, "measured": measured}
@@ -81,7 +81,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_thresholds(path: Path | None) -> Thresholds:
-    """Return the thresholds in a file; without one the usual. Raises `UsageError` naming file and key."""
+    """Read the thresholds from a file; defaults if it is None. Raises `UsageError` naming file and key."""
     if path is None:
         return Thresholds()
     content = read_toml(path)
@@ -96,13 +96,13 @@ def read_thresholds(path: Path | None) -> Thresholds:
 
 @dataclass(frozen=True)
 class Noise:
-    """`effects`: the relative change that 99 % of A/A comparisons stay below, by metric; `runs` of each."""
+    """`effects`: by metric, the relative change that 99 % of A/A comparisons do not reach; `runs`: number."""
 
     effects: Mapping[str, float]
     runs: int
 
     def minimum_effects(self) -> dict[str, float]:
-        """Return thresholds: the effects rounded up to 0.1 %, within what thresholds may be."""
+        """Return thresholds: the effects rounded up to 0.1 %, within the allowed range of thresholds."""
         return {
             name: round(min(MOST_ALLOWED, max(USUAL_MINIMUM_EFFECT, math.ceil(value / _GRAIN) * _GRAIN)), 4)
             for name, value in self.effects.items()
@@ -110,9 +110,9 @@ class Noise:
 
 
 def measure_noise(entries: Mapping[str, Entry]) -> Noise:
-    """Return the noise of repeated runs. Metrics that were equal in all runs have none.
+    """Return the noise of repeated runs. Metrics that are equal in all runs have none.
 
-    Raises `CannotJudgeError` for simulated entries, for what failed or has impossible figures, and where
+    Raises `CannotJudgeError` for simulated entries, for entries that failed or have invalid figures, and if
     there are too few runs to split.
     """
     if any(entry.is_exact for entry in entries.values()):
@@ -143,27 +143,27 @@ def _of_splits(values: Sequence[float], generator: np.random.Generator) -> float
     return float(np.quantile(found, _QUANTILE))
 
 
-# Whether two samples of runs differ: a rank test, how large the difference is, and many tests at the same
-# time.
-# Ranks, because run times have long tails and no normal distribution; an effect, because with enough runs any
-# difference is certain; Holm's correction, because ten metrics at level 0.01 raise one false alarm in ten.
+# Statistics to compare two samples of runs: a rank test, the effect size, and a correction for many tests.
+# A rank test, because run times have long tails and are not normally distributed; an effect size, because
+# with enough runs any difference is significant; Holm's correction, because ten metrics at level 0.01 raise a
+# false alarm in one of ten comparisons.
 
 
 def p_value(before: Sequence[float], after: Sequence[float]) -> float:
-    """Two-sided, of Mann and Whitney's rank test (1947): the chance of ranks as uneven as these, or more so,
-    if both samples come from one distribution. Exact for small samples without ties."""
+    """Return the two-sided p-value of Mann and Whitney's rank test (1947): the probability of ranks at least
+    as uneven as these if both samples have the same distribution. Exact for small samples without ties."""
     if len(set(before) | set(after)) == 1:
         return 1.0
     return float(mannwhitneyu(before, after, alternative="two-sided").pvalue)
 
 
 def least_p_value(before: int, after: int) -> float:
-    """Return the least p-value of so many runs on each side: all of one below all of the other."""
+    """Return the smallest possible p-value for these numbers of runs: all of one below all of the other."""
     return 2 / math.comb(before + after, before)
 
 
 def runs_needed(level: float) -> int:
-    """Runs a side with which the test can reach `level` at all."""
+    """Return the number of runs per side that the test needs to be able to reach `level`."""
     runs = 2
     while least_p_value(runs, runs) > level:
         runs += 1
@@ -171,8 +171,8 @@ def runs_needed(level: float) -> int:
 
 
 def effect(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the relative change (0.1: a tenth more): the median of all differences between a run after and
-    one before (Hodges and Lehmann's estimate, 1963) over the median before. Infinite if that is 0."""
+    """Return the relative change (0.1: 10 % more): the median of all differences between a run after and one
+    before (Hodges and Lehmann's estimate, 1963), divided by the median before. Infinite if that is 0."""
     shift = float(np.median(np.subtract.outer(np.asarray(after), np.asarray(before))))
     if shift == 0.0:
         return 0.0
@@ -181,8 +181,8 @@ def effect(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values adjusted for their number (Holm, 1979), in the same order: comparing each with a
-    level keeps the chance of any false alarm among them below it."""
+    """Return the p-values adjusted for their number (Holm, 1979), in the same order. Comparing each with a
+    level keeps the probability of any false alarm among them below that level."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [0.0] * len(p_values)
     greatest = 0.0

@@ -1,3 +1,3 @@
-"""Why a configuration runs out of memory, and the smallest changes that fit."""
+"""Explain why a configuration runs out of memory, and find the smallest changes that fit."""
 
 from fsdpbench.answers.explain.advice import Advice, advise, grows

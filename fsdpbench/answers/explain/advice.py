@@ -1,8 +1,8 @@
-"""Why a configuration runs out of memory, and what to change: everything in here was simulated.
+"""Explain why a configuration runs out of memory, and what to change; all results are simulated.
 
-as it is ─────────> does it run out? who held what?
-with more room ───> what it would need, how fast it would be ── price of a change
-each change ──────> fits? how fast? ── none fits ──> pairs of those that take most, then all of them
+unchanged ────────> does it run out of memory? what held the memory?
+more memory ──────> memory it needs and its speed ── the reference for the price of a change
+each change ──────> fits? how fast? ── none fits ──> pairs of those that save most, then all of them
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from fsdpbench.sweep.planning import not_applicable, shards, simulated_nodes, wi
 from fsdpbench.sweep.trials import Trial, expected, simulate, with_account, with_room
 
 _STRONGEST = 5
-"""Changes of which pairs are tried."""
+"""Number of changes that are combined in pairs."""
 _MOST_PAIRS = 8
 _ENOUGH = 3
-"""Combinations that fit, after which no more are tried: those that take most memory come first."""
+"""Stop after this many combinations fit. The ones that save most memory come first."""
 _DEAR = 0.3
-"""Above this price of every single change, combinations are looked at too."""
+"""If every single change costs more than this, combinations are tried too."""
 _SAME_PRICE = 0.005
 _LESS = 0.99
-"""Of the memory that a run reserves which fits just so: what another one may reserve that fits better."""
+"""A change has more room if it reserves less than this share of the memory that the original reserves."""
 EXPANDABLE = "expandable_segments:True"
 
 
 @dataclass(frozen=True)
 class Change:
-    """`settings` and `fields` of the configuration that differ.
+    """A change of `settings` and `fields` of a configuration.
 
-    write: what to type. last_resort: other machines. work: samples a step, of those without the change
-    (scripts; the bench counts its own).
+    write: what to type. last_resort: it needs other machines. work: samples per step relative to the
+    unchanged script (1 for models of fsdpbench, which count their samples).
     """
 
     write: str
@@ -54,7 +54,7 @@ class Change:
     """Whether its time is not simulated."""
 
     def applied_to(self, config: Config) -> Config:
-        """Return the changed configuration. Raises `UsageError` where there is none such."""
+        """Return the changed configuration. Raises `UsageError` if it is invalid."""
         changed = config.settings.changed(**dict(self.settings)) if self.settings else config.settings
         made = replace(config, settings=changed, **dict(self.fields))
         if made.what_if is not None and config.what_if is not None and made.what_if != config.what_if:
@@ -62,7 +62,7 @@ class Change:
         return made if made.script is not None or made.system == config.system else without_absent(made)
 
     def with_(self, other: Change) -> Change:
-        """Return both changes as one; where both set the same, the other one's value counts."""
+        """Return both changes combined; if both set the same field, the value of `other` is used."""
         return Change(
             f"{self.write} {other.write}",
             f"{self.meaning}; {other.meaning}",
@@ -74,18 +74,18 @@ class Change:
         )
 
     def holds(self, other: Change) -> bool:
-        """Return whether it does all that the other one does, and more."""
+        """Return whether it changes all fields that `other` changes, and more."""
         mine, others = ({*change.settings, *change.fields} for change in (self, other))
         return mine > others
 
     def clashes_with(self, other: Change) -> bool:
-        """Return whether both change the same."""
+        """Return whether both change the same field."""
         names = {name for name, _ in (*self.settings, *self.fields)}
         return bool(names & {name for name, _ in (*other.settings, *other.fields)})
 
 
 def _assuming(write: str, meaning: str, assumed: WhatIf, **more: Any) -> Change:
-    """Return a change that is simulated by an assumption."""
+    """Return a change that is simulated by a what-if assumption."""
     return Change(write, meaning, fields=(("what_if", assumed),), **more)
 
 
@@ -98,7 +98,7 @@ _SHARDED = Change(
 
 
 def changes_for(config: Config, seen: ObservedScript | None = None) -> list[Change]:
-    """Return the changes of one setting that `config` and its system allow. `seen`: what a script does."""
+    """Return the single changes that `config` and its system allow. `seen`: the observed script."""
     if config.script is not None:
         candidates = [*_of_script(config.script, seen), *_of_machines(config)]
     else:
@@ -109,7 +109,7 @@ def changes_for(config: Config, seen: ObservedScript | None = None) -> list[Chan
 
 
 def is_possible(change: Change, config: Config) -> bool:
-    """Return whether the changed configuration can be, and is another one."""
+    """Return whether the changed configuration is valid and differs from `config`."""
     try:
         changed = change.applied_to(config)
     except UsageError:
@@ -121,7 +121,7 @@ def is_possible(change: Change, config: Config) -> bool:
 
 
 def _of_settings(settings: Settings) -> Iterator[Change]:
-    """Yield a change for each trade of the table that takes less memory than the values of `settings`."""
+    """Yield a change for each row of the trade table that needs less memory than the current `settings`."""
     values = settings.to_dict()
     for setting, trade in all_trades():
         if trade.memory is Effect.LESS and trade.leaves(values[setting.name]):
@@ -130,7 +130,7 @@ def _of_settings(settings: Settings) -> Iterator[Change]:
 
 
 def _of_batch(settings: Settings) -> Iterator[Change]:
-    """Yield changes to more microbatches of the same samples a step."""
+    """Yield changes to more microbatches with the same samples per step."""
     for parts in (2, 4, 8):
         if settings.batch % parts == 0:
             batch, microbatches = settings.batch // parts, settings.grad_accum * parts
@@ -145,7 +145,7 @@ def _of_machines(config: Config) -> Iterator[Change]:
     for factor in (2, 4):
         gpus = config.gpus * factor
         per_node = config.gpus_per_node
-        if per_node == config.gpus:  # part of a node, maybe: it is filled first
+        if per_node == config.gpus:  # it may use only a part of a node, which is filled first
             _, whole, _ = simulated_nodes(config.hardware or "", gpus, None, None, None)
             per_node = max(min(whole, gpus), config.gpus_per_node)
         yield Change(
@@ -157,7 +157,7 @@ def _of_machines(config: Config) -> Iterator[Change]:
 
 
 def _of_script(script: ScriptSource, seen: ObservedScript | None) -> Iterator[Change]:
-    """Yield the changes of one line of a script, its environment or an argument."""
+    """Yield changes of one line of a script, of its environment or of an argument."""
     yield _ALLOCATOR
     if seen is None or seen.sharding:
         what = "after the blocks are: shards what is in none of them"
@@ -194,8 +194,8 @@ _BATCH = re.compile(r"--?(?:.*[-_])?(?:batch|batch[-_]size|bs|b)")
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change that was simulated. price: share of the speed that it costs (below 0: it is faster); None
-    where the speed without it is not known."""
+    """A simulated change. price: share of the speed that it costs (negative if it is faster); None if the
+    speed without it is not known."""
 
     change: Change
     trial: Trial
@@ -204,9 +204,9 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Advice:
-    """as_it_is: with the account. roomy: on GPUs of more memory. fits: proposals that fit, the cheapest
-    first, those with retries after those without, last resorts after the others. misses: those that do
-    not."""
+    """The explanation of a configuration. as_it_is: unchanged, with the memory account. roomy: on GPUs with
+    more memory. fits: proposals that fit, cheapest first, those with retries after those without, last
+    resorts after the others. misses: changes that do not fit."""
 
     as_it_is: Trial
     roomy: Trial
@@ -214,17 +214,17 @@ class Advice:
     misses: tuple[Change, ...] = ()
     simulated: int = field(default=0)
     unstopped: bool = False
-    """Whether memory grows, and nothing that was tried stops it."""
+    """Whether memory grows and no change that was tried stops it."""
 
 
 def advise(
     config: Config, jobs: int, tell: Callable[[str], None], *, search: bool = True, ran_out: bool = False
 ) -> Advice:
-    """Explain `config`, which runs on simulated GPUs. `tell` hears how far it is. `ran_out`: on real GPUs it
-    did, whatever its simulation does. Raises `BenchError`."""
+    """Explain `config`, which runs on simulated GPUs. `tell` gets status lines. `ran_out`: it ran out of
+    memory on real GPUs, even if its simulation does not. Raises `BenchError`."""
     tell(f"simulating {config.model} on {config.gpus} GPUs, as it is and with more room")
     roomy_config = with_room(config)
-    if config.script is not None:  # what grows is seen where memory suffices for some steps
+    if config.script is not None:  # growth is visible only if memory suffices for some steps
         roomy_config = with_account(roomy_config)
     as_it_is, roomy = simulate([with_account(config), roomy_config], jobs, lambda done: None)
     growing = grows(as_it_is) or grows(roomy)
@@ -240,7 +240,7 @@ def advise(
 def _without_growth(
     config: Config, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> Advice:
-    """Return what stops the growth; where that alone is not enough, what else has to change."""
+    """Return the change that stops the growth; if that is not enough, combine it with other changes."""
     changes = stops()
     tell("memory grows from step to step; trying what may stop it")
     configs = [with_account(change.applied_to(config)) for change in changes]
@@ -288,7 +288,7 @@ def _searched(
 
 
 def _has_more_room(trial: Trial, as_it_is: Trial) -> bool:
-    """Return whether it leaves memory free that a configuration which nearly fits, or just so, does not."""
+    """Return whether `trial` leaves more memory free than an unchanged configuration that barely fits."""
     if not as_it_is.fits or not trial.fits:
         return True
     return not trial.retries and not trial.risky and (trial.reserved or 0) < _LESS * (as_it_is.reserved or 0)
@@ -297,7 +297,7 @@ def _has_more_room(trial: Trial, as_it_is: Trial) -> bool:
 def _until_some_fit(
     config: Config, changes: Sequence[Change], jobs: int, tell: Callable[[str], None]
 ) -> list[Trial]:
-    """Return trials of the first changes, in their order, until enough of them fit without retries."""
+    """Try changes in order until enough of them fit without retries, and return the trials."""
     trials: list[Trial] = []
     while len(trials) < len(changes) and sum(each.fits and not each.retries for each in trials) < _ENOUGH:
         trials += _tried(config, changes[len(trials) : len(trials) + max(jobs, _ENOUGH)], jobs, tell)
@@ -307,8 +307,8 @@ def _until_some_fit(
 def combinations(
     config: Config, singles: Sequence[Change], roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> list[Change]:
-    """Return pairs of the `singles` that save most memory, those that take most first, each of these with
-    less fragmentation, and all of them at the same time; what they take is seen beside `roomy`."""
+    """Return combinations of the `singles` that save most memory: pairs, the strongest with less
+    fragmentation, and all strong ones together. Savings are relative to `roomy`."""
     needs = _tried(config, singles, jobs, tell, room=True)
     base = roomy.allocated or 0
     taken = {
@@ -349,13 +349,13 @@ def _tried(
 
 
 def _is_good(change: Change, trial: Trial, roomy: Trial) -> bool:
-    """Return whether a single change is answer enough: it fits without retries and is not expensive."""
+    """Return whether a single change suffices: it fits without retries and is not expensive."""
     price = _price(change, trial, roomy)
     return trial.fits and not change.last_resort and not trial.retries and (price or 0.0) < _DEAR
 
 
 def _without_needless(proposals: list[Proposal]) -> list[Proposal]:
-    """Return the proposals without those that change more than another one that is as fast."""
+    """Remove the proposals that change more than another one that is as fast."""
     return [
         each
         for each in proposals
@@ -380,11 +380,11 @@ def _order(proposal: Proposal) -> tuple[bool, bool, bool, float, int]:
 
 
 _SOON = 100_000
-"""Steps: growth that memory holds for longer does not matter."""
+"""In steps: growth that takes longer to fill the memory is ignored."""
 
 
 def steps_until_full(account: MemoryAccount) -> int | None:
-    """Return the step in which memory is full at the rate that was seen; None where it does not grow."""
+    """Return the step in which memory will be full at the observed growth; None if it does not grow."""
     each = account.growth.per_step_bytes
     if not each:
         return None
@@ -393,13 +393,13 @@ def steps_until_full(account: MemoryAccount) -> int | None:
 
 
 def grows(trial: Trial) -> bool:
-    """Return whether memory is full soon, even if it suffices now."""
+    """Return whether memory will be full soon, even if it suffices now."""
     steps = steps_until_full(trial.account)
     return steps is not None and steps < _SOON
 
 
 def stops() -> list[Change]:
-    """Return the changes that may stop the growth of a script, the smallest first."""
+    """Return the changes that may stop a script's memory growth, the smallest first."""
     kept = "what the loop keeps (a list, a sum)"
     plain = "what is kept no longer holds the graph of its step"
     on_host = "what is kept is on the host; the time of the copy is not simulated"

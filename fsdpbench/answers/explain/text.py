@@ -1,4 +1,4 @@
-"""The explanation in words and as an offline page: where memory ran out, what held it, what to change."""
+"""The explanation as text and as an offline page: where memory ran out, what held it, what to change."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +12,13 @@ from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.analysis.out_of_memory import size_text
 
 _CLOSE = 0.03
-"""With less than this share of the memory to spare a change is called tight."""
+"""A change that leaves less than this share of the memory free is called tight."""
 _MOST_FITS = 8
 _WRITTEN = 46
 
 
 def describe_advice(advice: Advice) -> str:
-    """Return the explanation as lines for people; all figures are simulated."""
+    """Return the explanation as text; all figures are simulated."""
     parts = ["head"]
     if _ran_out(advice) or advice.as_it_is.fits:
         parts += ["growth"]
@@ -27,7 +27,7 @@ def describe_advice(advice: Advice) -> str:
 
 
 def describe_changes(advice: Advice) -> str:
-    """Return the changes of `advice` that fit, and those that are not enough."""
+    """Return the changes of `advice` that fit, and those that are not enough, as text."""
     return _rendered(advice, advice.as_it_is.account, "changes")
 
 
@@ -56,7 +56,7 @@ def _rendered(advice: Advice, account: MemoryAccount, *parts: str) -> str:
 
 
 def held_rows(account: MemoryAccount) -> list[tuple[str, int]]:
-    """Return the parts of the GPU's memory, largest first; bytes."""
+    """Return the parts of the GPU's memory in bytes, largest first."""
     rows = list(account.held_bytes.items())
     rows += [
         ("freed, in use by other streams", account.waiting_bytes),
@@ -68,7 +68,7 @@ def held_rows(account: MemoryAccount) -> list[tuple[str, int]]:
 
 
 def _proposal(proposal: Proposal, advice: Advice) -> str:
-    """Return one change, its price and what it leaves."""
+    """Return one change, its price and the memory that it needs, as text."""
     trial, account = proposal.trial, advice.as_it_is.account
     price = "speed unknown" if proposal.price is None else price_words(proposal.price)
     room = account.total_bytes - account.outside_bytes - (trial.reserved or 0)
@@ -84,7 +84,7 @@ def _proposal(proposal: Proposal, advice: Advice) -> str:
 
 
 def price_words(price: float) -> str:
-    """`5.4 % slower`."""
+    """Return a price as text, such as `5.4 % slower`."""
     if abs(price) < 0.0005:
         return "as fast"
     if price < -1.0:
@@ -122,7 +122,7 @@ def as_dict(advice: Advice) -> dict[str, object]:
 
 
 def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
-    """Write the page of an explanation. `texts`: as they are shown; the last one is that of the advice."""
+    """Write the page of an explanation. `texts`: the texts to show; the last one belongs to `advice`."""
     from fsdpbench.reports.pages import shell  # slow, and only the page needs it
 
     account = MemoryAccount()

@@ -1,9 +1,9 @@
-"""`fsdpbench prove`: whether a training script may have its GPUs, by seven parts (docs/prove.md).
+"""`fsdpbench prove`: check in seven parts whether a training script is ready for its GPUs (docs/prove.md).
 
     parts.py ─┬─ gradients.py, matching.py   real CPU ranks against the script without sharding (real_runs.py)
               └─ simulated.py                one simulated run at full size: races, ranks, memory, speed
 
-A script resumes where what it saved on some ranks is what it has when it continues on others.
+A script resumes correctly if it saves on some ranks and has the same state when it continues on others.
 
-`verdict.py` has the verdicts and how they are shown.
+`verdict.py` has the verdicts and their output formats.
 """

@@ -1,4 +1,4 @@
-"""Part 1 of a proof: gradients, losses and weights of the sharded script against the unsharded one."""
+"""Part 1 of a proof: compare gradients, losses and weights of the sharded script with the unsharded one."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from fsdpbench.script.real_ranks.watching import OTHER, StepRecord, Wrapping
 
 _Finding = tuple[str, list[str], int, Wrapping]
 _Faults = Mapping[str, str]
-"""What is wrong, in words, by parameter; of no parameter under "". """
+"""Description of the fault by parameter; under "" if it belongs to no parameter. """
 _NEAR = 64
-"""Machine epsilons by which the same update may differ: some dozen elementwise operations."""
+"""Tolerance of an update in machine epsilons: a few dozen elementwise operations."""
 _DOUBTFUL = re.compile(r"differs by|times as large|times the unsharded one|the loss of rank")
-"""Findings that rounding could be; it makes no gradient another rank's."""
+"""Findings that rounding could cause; it cannot make a gradient equal another rank's."""
 _SIZE = re.compile(r"\d\S{0,40}(?= times)")
 
 
 @dataclass
 class Compared:
-    """`trained` parameters, those that were `compared`, those with a finding, and the findings: the fault
-    that parameters share, the step, and the script's line that wrapped them. Faults of `hidden` ones would
-    look like rounding; `epsilon`: of the coarsest dtype of layers (float32: 1.2e-7)."""
+    """The result of a comparison: `trained` parameters, the `compared` ones, those with a finding (`wrong`),
+    and findings: (fault, parameters, step, script line that wrapped them). Rounding would hide faults of
+    `hidden` ones. `epsilon`: machine epsilon of the coarsest dtype of layers (float32: 1.2e-7)."""
 
     trained: set[str] = field(default_factory=set)
     compared: set[str] = field(default_factory=set)
@@ -51,37 +51,37 @@ class Compared:
     hidden: set[str] = field(default_factory=set)
     epsilon: float = 0.0
     hook: str = ""
-    """The line of the script's own hook that communicates gradients."""
+    """The script line of a custom hook that communicates gradients."""
     of_sums: bool = False
-    """Whether no loss is divided by anything: then gradients may be added over ranks or averaged."""
+    """Whether losses are not divided by anything; then gradients may be summed over ranks or averaged."""
 
     @property
     def may_be_compressed(self) -> bool:
-        """Return whether such a hook may have lost parts of gradients by intention."""
+        """Return whether such a hook may have lost parts of gradients on purpose."""
         what = [what for what, *_ in self.findings]
         differs = any("gradient differs by" in each for each in what)
         return bool(self.hook) and differs and all(map(_DOUBTFUL.search, what))
 
     @property
     def may_be_summed(self) -> bool:
-        """Return whether all that was found is that gradients of sums are not averaged."""
+        """Return whether the only finding is that gradients of sums are not averaged."""
         what = [what for what, *_ in self.findings]
         return self.of_sums and bool(what) and all("not divided by the" in each for each in what)
 
     @property
     def keeps_own(self) -> bool:
-        """Return whether no gradient at all is reduced."""
+        """Return whether no gradient is reduced."""
         return self.wrong == self.trained and all(
             "each rank keeps its own" in what for what, *_ in self.findings
         )
 
     @property
     def is_doubtful(self) -> bool:
-        """Return whether rounding may be what was found."""
+        """Return whether rounding may explain a finding."""
         return self.epsilon > 1e-6 and any(_DOUBTFUL.search(what) for what, *_ in self.findings)
 
     def add(self, step: _Step, faults: _Faults, line: str = "") -> None:
-        """Record the faults of parameters: one finding for all of a fault of one line."""
+        """Record the faults of parameters: one finding for all parameters with the same fault and line."""
         alike: dict[tuple[str, Wrapping], list[str]] = {}
         for name, what in faults.items():
             wrapping = Wrapping(line) if line else step.wrapping(name)
@@ -91,7 +91,7 @@ class Compared:
         self.wrong |= faults.keys()
 
     def lines(self) -> list[str]:
-        """Return findings in words: the line of the script, the parameters and what is the matter."""
+        """Return the findings as text: the script line, the parameters and the fault."""
         found = []
         for what, names, step, wrapping in self.findings:
             which = f"{len(names)} of {len(self.trained)} parameters ({shown(names)}): " if names[0] else ""
@@ -102,8 +102,8 @@ class Compared:
 
 
 def compare(pair: Pair) -> Compared:
-    """Compare both runs step by step, until one has a finding: what follows would only be its consequence.
-    Raises `CannotJudgeError` if they trained on different data."""
+    """Compare both runs step by step until a step has a finding; later differences only follow from it.
+    Raises `CannotJudgeError` if the runs trained on different data."""
     found, every = Compared(), [_Step(pair, index) for index in range(pair.sharded.steps)]
     for step in every:
         counts = [len(each.losses) for each in step.sharded]
@@ -154,7 +154,7 @@ def compare(pair: Pair) -> Compared:
 
 
 def _require_seen(found: Compared, every: Sequence[_Step], steps: Sequence[_Step], pair: Pair) -> None:
-    """Raise `CannotJudgeError` if `steps`, the compared ones of `every`, do not show the training."""
+    """Raise `CannotJudgeError` if `steps`, the compared ones of `every`, do not represent the training."""
     if any(len({each.clipped is None for each in step.sharded}) > 1 for step in every):
         raise CannotJudgeError("ranks take different numbers of steps, as join() lets them")
     if steps[-1].sharded[0].waits and not pair.sharded.failure:
@@ -164,7 +164,7 @@ def _require_seen(found: Compared, every: Sequence[_Step], steps: Sequence[_Step
 
 
 def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
-    """Yield faults that the unsharded script may have too."""
+    """Yield faults that do not need the reference, because the unsharded script may have them too."""
     first = steps[0].sharded
     loader, place = Wrapping(first[0].loader or first[0].place), Wrapping(first[0].place)
     if which := _readers_of_the_same(steps):
@@ -181,7 +181,7 @@ def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
 
 
 def _unequal_means(steps: Sequence[_Step]) -> Iterator[_Finding]:
-    """Yield losses that are means over different numbers of elements, or divided by the largest of them."""
+    """Yield findings on losses that are means over different numbers of elements, or over the largest one."""
     for step in steps:
         every = [each.divided for each in step.sharded]
         for numbers in filter(None, (of_the_largest(every, each) for each in step.sharded[0].largest)):
@@ -193,15 +193,15 @@ def _unequal_means(steps: Sequence[_Step]) -> Iterator[_Finding]:
 
 
 def _lost(steps: Sequence[_Step]) -> _Faults:
-    """Return the parameters whose update is lost in each step: the next one begins with the old values."""
+    """Return the parameters whose update is lost in every step: the next step starts with the old values."""
     changed = ({name for each in step.after for name in each.changed} for step in steps if step.after)
     every = [names - step.moved for names, step in zip(changed, steps, strict=False)]
     return dict.fromkeys(sorted(set.intersection(*every) if every else ()), error_text("gradients.lost"))
 
 
 def require_apart(run: RealRun, since: int, most: int) -> None:
-    """Raise `CannotJudgeError` if ranks that keep their gradients from one step on have equal weights again
-    before one of `most` steps: then the script averages weights instead."""
+    """Raise `CannotJudgeError` if ranks keep their own gradients from step `since` on but have equal weights
+    again before step `most`: then the script averages weights instead."""
     first = weights_of(rank.held for rank in run.records(since))
     for step in range(since + 1, most):
         now = weights_of(rank.held for rank in run.records(step))
@@ -212,8 +212,8 @@ def require_apart(run: RealRun, since: int, most: int) -> None:
 
 
 def _readers_of_the_same(steps: Sequence[_Step]) -> str:
-    """Return which ranks read the same data in every step and have the same losses, empty if none do. Some of
-    them may where a mesh or groups could split the model."""
+    """Return the ranks that read the same data and have the same losses in every step, as text; empty if
+    none do. Some ranks may do so if a mesh or groups could split the model."""
     alike: dict[str, list[int]] = {}
     for rank, own in enumerate(zip(*(step.sharded for step in steps), strict=True)):
         read = [f"{each.inputs} {each.losses}" for each in own if each.inputs]
@@ -225,23 +225,23 @@ def _readers_of_the_same(steps: Sequence[_Step]) -> str:
 
 
 class _Step:
-    """One step of both runs. `after`: the sharded run's next records; `updated`: the weights that the
-    reference's optimizer made of this step."""
+    """One step of both runs. `after`: the sharded run's next records; `updated`: the reference's weights
+    after its optimizer step."""
 
     def __init__(self, pair: Pair, index: int) -> None:
         self.index = index
         self.sharded, self.after = pair.sharded.records(index), pair.sharded.records(index + 1)
         if len({each.clipped is None for each in self.after}) > 1:
-            self.after = []  # of a rank that ends before the others: it may be sent their last weights
+            self.after = []  # a rank that ends before the others may receive their last weights
         self.reference, self.updated = pair.reference.records(index), pair.reference.updated(index + 1)
         self.by_hand = any(each.by_hand for each in self.sharded)
         self.votes = max(each.votes for each in (*self.sharded, *self.after))
         self.reduces = any(each.reduces for each in self.after)
-        """Whether optimizers reduce gradients in their steps: then weights show what they read."""
+        """Whether optimizers reduce gradients in their step; then only weights can be compared."""
         self.scale, self.is_multiplied = pair.task.scale, pair.power > 0
         first = self.reference[0] if self.reference else StepRecord({})
         self.first, self.mean = first, first.mean
-        self.own_share = tolerance(first.computes, first.summands)  # of what is not reduced
+        self.own_share = tolerance(first.computes, first.summands)  # tolerance without reduction
         low = max([first.low, *(each.low for each in self.sharded)])
         share, absolute = reduction(low, pair.sharded.ranks, max(1, len(first.local)))
         self.share = self.own_share + share
@@ -254,8 +254,8 @@ class _Step:
 
     @cached_property
     def held(self) -> list[str]:
-        """Return the trained parameters that the sharded run has, without those that the script itself makes
-        of other tensors. Raises `CannotJudgeError` if that are all."""
+        """Return the trained parameters of the sharded run, except those that the script computes from other
+        tensors. Raises `CannotJudgeError` if none is left."""
         found = sorted(self.mean.keys() & {name for rank in self.sharded for name in rank.held})
         own = [name for name in found if any(name in rank.optimized for rank in self.sharded)]
         others = [name for name in found if name not in own]
@@ -266,7 +266,7 @@ class _Step:
 
     @cached_property
     def moved(self) -> set[str]:
-        """Return the parameters that the next step begins with other values of."""
+        """Return the parameters that have other values at the beginning of the next step."""
         now, after = (weights_of(rank.held for rank in each) for each in (self.sharded, self.after))
         both = now.keys() & after.keys()
         return {name for name in both if not torch.equal(now[name].values, after[name].values)}
@@ -277,14 +277,14 @@ class _Step:
         return any(each.clipped is None for each in self.sharded)
 
     def require_same_data(self) -> None:
-        """Raise `CannotJudgeError` if a rank read other data in one of the runs."""
+        """Raise `CannotJudgeError` if a rank read different data in the two runs."""
         for rank, (one, other) in enumerate(zip(self.sharded, self.reference, strict=True)):
             if one.inputs != other.inputs:
                 raise CannotJudgeError(error_text("gradients.other_data", rank, self.index + 1))
 
     def require_whole_model(self, apart: Iterable[str]) -> None:
-        """Raise `CannotJudgeError` if the script itself splits its model among ranks, or names it otherwise:
-        where each weight that is `apart` is another's on the first rank."""
+        """Raise `CannotJudgeError` if the script itself splits its model among ranks, or if ranks use
+        different names: every weight that is `apart` equals one of another name on the first rank."""
         if any(rank.splits for rank in self.sharded):
             raise CannotJudgeError("the script itself splits its model among ranks, whose weights differ")
         first, *others = (rank.held for rank in self.sharded)
@@ -294,7 +294,7 @@ class _Step:
             raise CannotJudgeError("ranks begin with the same weights, under other names")
 
     def require_no_vote(self, found: Compared) -> None:
-        """Raise `CannotJudgeError` if what differs is made of whole numbers that the script sends."""
+        """Raise `CannotJudgeError` if differing gradients depend on integers that the script communicates."""
         if self.votes and any(re.search("differ|keeps its own", what) for what, *_ in found.findings):
             raise CannotJudgeError(error_text("gradients.votes", self.votes))
 
@@ -309,7 +309,7 @@ class _Step:
         return [rank.held[name].gradient if name in rank.held else None for rank in self.sharded]
 
     def reduced(self, name: str) -> Whole | None:
-        """Return the gradient after the last backward where it is right on all ranks, else None."""
+        """Return the gradient after the last backward if it is correct on all ranks, else None."""
         pieces = [each for each in self.gradients(name) if each is not None]
         is_whole = len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
         return whole(pieces) if is_whole else None
@@ -319,7 +319,7 @@ class _Step:
         return whole((rank.clipped or {}).get(name) for rank in self.sharded)
 
     def reads_alike(self, name: str, share: float) -> bool:
-        """Return whether the optimizers of both runs read gradients that differ by at most a share."""
+        """Return whether the gradients that the optimizers of both runs read differ by at most `share`."""
         got, right = self.read(name), (self.first.clipped or {}).get(name)
         if got is None or right is None or got.apart:
             return False
@@ -329,7 +329,7 @@ class _Step:
         return error <= 2 * share * size * max(bound, 1.0) + 2 * self.floor * expected.numel() ** 0.5
 
     def scales(self, name: str) -> bool:
-        """Return whether the script at most multiplies a gradient between backward and the optimizer."""
+        """Return whether the script at most scales a gradient between backward and the optimizer."""
         before, read = whole(self.gradients(name)), self.read(name)
         if before is None or read is None or before.apart:
             return False
@@ -337,12 +337,12 @@ class _Step:
         return float((read.values.double() - scaled).norm()) <= 1e-3 * float(scaled.norm())
 
     def read_gradients(self, name: str, factor: float) -> list[Piece]:
-        """Return the gradients that the optimizers read, by rank, without the factor of clipping."""
+        """Return the gradients that the optimizers read, by rank, divided by the `factor` of clipping."""
         found = [(rank.clipped or {}).get(name) for rank in self.sharded]
         return [replace(each, values=each.values.double() / factor) for each in found if each is not None]
 
     def compensates(self, name: str) -> bool:
-        """Return whether the script multiplies a gradient after backward, and makes it right by that."""
+        """Return whether the script scales a gradient after backward so that it becomes correct."""
         read = self.read_gradients(name, 1.0) if self.factor > 1.5 or self.is_multiplied else []
         before = self.gradients(name)
         clips = [(rank.unclipped or rank.clipped or {}).get(name) for rank in self.sharded]
@@ -353,8 +353,8 @@ class _Step:
 
     @cached_property
     def factor(self) -> float:
-        """Return what clipping and unscaling multiply right gradients by, of the largest such parameter; of
-        the reference where none is right."""
+        """Return the factor of clipping and unscaling, from the largest parameter with a correct gradient;
+        from the reference if none is correct."""
         for name in sorted(self.mean, key=lambda each: -float(self.mean[each].norm())):
             before, after = self.reduced(name), self.read(name)
             if before is not None and after is not None:
@@ -363,7 +363,7 @@ class _Step:
         read = (self.first.clipped or {}).get(name)
         ratio = _ratio(read.values, self.mean[name]) if read is not None else 1.0
         is_mean = any(term.count > 1 for each in self.first.divided for term in each.terms.values())
-        return 1.0 if is_mean and self.scale < 1 < ratio / 1.5 else ratio or 1.0  # a mean is not to grow
+        return 1.0 if is_mean and self.scale < 1 < ratio / 1.5 else ratio or 1.0  # a mean must not grow
 
     def require_no_divisor(self, name: str) -> None:
         """Raise `CannotJudgeError` if the script itself divides a gradient by a multiple of the ranks."""
@@ -375,7 +375,7 @@ class _Step:
                 raise CannotJudgeError(error_text("gradients.divisor", times * len(self.sharded)))
 
     def adds_again(self, name: str) -> bool:
-        """Return whether the script adds right gradients over ranks again, and does not divide them."""
+        """Return whether the script sums correct gradients over ranks again without dividing them."""
         before, read = self.reduced(name) if self.by_hand else None, self.read(name)
         if before is None or read is None:
             return False
@@ -383,12 +383,12 @@ class _Step:
         return abs(times - 1) < 0.01 and self.scales(name)
 
     def wrapping(self, name: str) -> Wrapping:
-        """Return the line that wrapped a parameter; without one, the line of the step."""
+        """Return the script line that wrapped a parameter, or else the line of the optimizer step."""
         return self.sharded[0].wrapping.get(name) or Wrapping(self.sharded[0].place)
 
 
 def _gradient(step: _Step, before: _Step | None, name: str) -> str:
-    """Return what is wrong with a parameter's gradient, nothing if it is right."""
+    """Describe what is wrong with a parameter's gradient; empty if it is correct."""
     pieces, known = step.gradients(name), step.known(name)
     present = [each for each in pieces if each is not None]
     if len(present) < len(pieces):
@@ -402,8 +402,8 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
     if len(later) == len(pieces) and not _alike(later, present):
         scales = step.scales(name)
         if not step.by_hand and not scales and step.reads_alike(name, step.share):
-            return ""  # made of right ones
-        if is_right(later, known):  # reduced by the script itself, or scaled to one norm
+            return ""  # computed from correct gradients
+        if is_right(later, known):  # the script reduces it itself, or scales it to one norm
             what = explain(present, known, None) if scales and not step.by_hand else ""
             return f"gradient {what}" if "divided by the" in what else ""
         present = present if scales else later
@@ -419,7 +419,7 @@ def _gradient(step: _Step, before: _Step | None, name: str) -> str:
         sizes = [(cut(step.noise[name], each).norm(), cut(known.bound, each).norm()) for each in present]
         share = max(float(noise / size.clamp(1e-300)) for noise, size in sizes)
         if is_right(present, replace(known, tolerance=NOISE * share + known.tolerance)):
-            least = float(known.mean.norm()) / max(2, len(known.local[0]))  # as a microbatch is lost
+            least = float(known.mean.norm()) / max(2, len(known.local[0]))  # a missing microbatch
             step.hidden |= {name} if NOISE * float(step.noise[name].norm()) > least else set()
             return ""
     return f"gradient {what}"
@@ -440,7 +440,7 @@ def _ratio(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _unlike(step: _Step, before: _Step | None, name: str, distance: float) -> str:
-    """Describe a gradient that is like no candidate."""
+    """Describe a gradient that matches no candidate."""
     for alias in (alias for alias, first in step.first.aliases.items() if first == name):
         pieces = [rank.held[alias].gradient for rank in step.sharded if alias in rank.held]
         own = whole(step.gradients(name))
@@ -451,7 +451,7 @@ def _unlike(step: _Step, before: _Step | None, name: str, distance: float) -> st
 
 
 def _noise(steps: Sequence[_Step], pair: Pair) -> dict[str, torch.Tensor]:
-    """Return the most that moved weights change in a step: in gradients and, as "", in a rank's loss."""
+    """Return the largest changes by perturbed weights in a step: of gradients and, under "", of a loss."""
     most: dict[str, torch.Tensor] = {}
     if pair.moved is None:
         return most
@@ -509,7 +509,7 @@ def _updates(step: _Step) -> _Faults:
 
 
 def _update(right: torch.Tensor, now: Whole, after: Whole, trains: bool) -> str:
-    """Return what is wrong with the weights after a step, nothing if they are right."""
+    """Describe what is wrong with the weights after a step; empty if they are correct."""
     if after.apart and not now.apart:
         return "weights differ between ranks after the step"
     if not now.values.is_floating_point():

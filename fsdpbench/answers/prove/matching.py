@@ -1,20 +1,20 @@
-"""The kind of a wrong gradient: another factor, some ranks or microbatches only, another rank's, an old one.
+"""Classify wrong gradients: another factor, only some ranks or microbatches, another rank's, an old one.
 
-Tolerances follow from dtypes and numbers of summands. With N ranks, M microbatches and K summands of a
-microbatch, two right results differ by at most this share of the mean magnitude of the ranks' gradients:
+Tolerances follow from dtypes and numbers of summands. With N ranks, M microbatches and K summands in a
+microbatch, two correct results differ by at most this share of the mean magnitude of the ranks' gradients:
 
-    e_r (N + M + 1) / 2   e_r: machine epsilon of the dtype of reduction. A sum of ranks is converted, added
-                          N - 1 times over ranks and M - 1 times over microbatches, and scaled twice at most:
-                          each rounds once, by up to half an epsilon. Halves of float16 that are too small
-                          to be normal lose up to (N + 1) M of their steps besides.
-    4 e_c                 e_c: of the coarsest dtype of parameters and layers. Product, activation, its
-                          gradient and the parameter's round once each; errors of several layers are
-                          independent.
+    e_r (N + M + 1) / 2   e_r: machine epsilon of the reduce dtype. A sum over ranks is converted, added
+                          N - 1 times over ranks and M - 1 times over microbatches, and scaled at most twice.
+                          Each operation rounds once, by up to half an epsilon. In addition, float16
+                          subnormals lose up to (N + 1) M of their steps.
+    4 e_c                 e_c: machine epsilon of the coarsest dtype of parameters and layers. The product,
+                          the activation, its gradient and the parameter's gradient round once each; errors of
+                          several layers are independent.
     e_32 (K + 8)          sums in single precision, in another order; 8: conversions, scaling and division.
 
-Where layers compute below single precision, depth, softmax and sums that cancel enlarge rounding. Where a
-gradient differs by more there and is like no fault, the reference runs again, each weight moved at random by
-up to half an epsilon: NOISE times what that changes is allowed besides.
+If layers compute below single precision, depth, softmax and cancellation amplify rounding. If a gradient then
+differs by more and matches no fault, the reference runs again with each weight perturbed at random by up to
+half an epsilon. NOISE times the resulting change is allowed in addition.
 """
 
 import itertools
@@ -32,16 +32,16 @@ _CONVERSIONS = 8
 _LAYER = 4
 NOISE = 3
 _DISTINCT = 0.5
-"""A candidate explains a gradient if it is nearer than this share of the right one's distance."""
+"""A candidate explains a gradient if its distance is below this share of the distance to the correct one."""
 _MOST_SUBSETS = 8
-"""Microbatches up to which every subset of them is tried."""
+"""Maximum number of microbatches for which every subset is tried."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """The reference of one parameter in one step: `local` gradients by rank and microbatch, their `mean`,
-    the mean of their magnitudes, what the sum of ranks is multiplied by, the `tolerance` as a share of the
-    magnitude, and the least absolute one."""
+    """The reference of one parameter in one step: `local` gradients by rank and microbatch, their `mean`, the
+    mean of their magnitudes (`bound`), the factor of the sum over ranks (`scale`), the `tolerance` as a share
+    of the magnitude, and an absolute tolerance (`floor`)."""
 
     mean: torch.Tensor
     bound: torch.Tensor
@@ -57,20 +57,20 @@ class Known:
 
 
 def tolerance(computes: float, summands: int) -> float:
-    """Return the share of a loss or of an unreduced gradient by which two right ones may differ; `computes`:
-    the machine epsilon of the layers."""
+    """Return the relative difference that two correct losses or unreduced gradients may have; `computes`: the
+    machine epsilon of the layers."""
     return _LAYER * computes + _SINGLE * (summands + _CONVERSIONS)
 
 
 def reduction(reduces: float, ranks: int, microbatches: int) -> tuple[float, float]:
-    """Return what reducing adds to that: a share of the gradient's magnitude, and an absolute part of each
-    element. `reduces`: the machine epsilon of the dtype of reduction."""
+    """Return the additional tolerance of a reduction: relative to the gradient's magnitude, and absolute for
+    each element. `reduces`: the machine epsilon of the reduce dtype."""
     lost = _HALF.smallest_normal * _HALF.eps * (ranks + 1) * microbatches
     return reduces / 2 * (ranks + microbatches + 1), lost if reduces == _HALF.eps else 0.0
 
 
 def cut(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """Return the part of a whole tensor that a rank's piece is."""
+    """Return the part of a full tensor that corresponds to a rank's piece."""
     found = whole.reshape(-1) if piece.flat else whole
     for dim, (start, length) in enumerate(zip(piece.offset, piece.values.shape, strict=True)):
         found = found.narrow(dim, start, length)
@@ -78,13 +78,13 @@ def cut(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
 
 
 def is_right(pieces: Sequence[Piece], known: Known) -> bool:
-    """Return whether each rank's piece is that of the mean."""
+    """Return whether each rank's piece matches the mean."""
     return _all_match(pieces, [known.mean] * known.ranks, known)
 
 
 def explain(pieces: Sequence[Piece], known: Known, before: Sequence[Piece | None] | None) -> str:
-    """Return what is wrong with gradients that are not right, nothing if they are like no candidate.
-    `before`: those of the last step."""
+    """Describe what is wrong with incorrect gradients; return an empty string if they match no candidate.
+    `before`: gradients of the previous step."""
     factor = _factor(pieces, known)
     if factor:
         return factor
@@ -102,7 +102,7 @@ def explain(pieces: Sequence[Piece], known: Known, before: Sequence[Piece | None
 
 
 def _factor(pieces: Sequence[Piece], known: Known) -> str:
-    """Return the fault of a gradient that is a multiple of the right one."""
+    """Describe the fault of a gradient that is a multiple of the correct one; empty if it is not."""
     ranks = known.ranks
     pairs = [(each.values.double(), cut(known.mean, each)) for each in pieces]
     size = sum(float(right.square().sum()) for _, right in pairs)
@@ -120,7 +120,7 @@ def _factor(pieces: Sequence[Piece], known: Known) -> str:
 
 
 def _candidates(known: Known) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Yield faults, and the gradient of each rank with it."""
+    """Yield possible faults, each with the gradient that every rank would have."""
     ranks, local = known.ranks, known.local
     own = [_sum(each) for each in local]
     yield "each rank keeps its own", own
@@ -156,8 +156,8 @@ def _all_match(
     size: float = 1.0,
     most: float = math.inf,
 ) -> bool:
-    """Return whether each rank's piece is its part of what is expected there, whose magnitude is `size` times
-    the bound or its own; and whether it is nearer than the share `most` of the right gradient."""
+    """Return whether each rank's piece matches its part of `expected`, within the tolerance of a magnitude of
+    `size` times the bound (or its own), and within the share `most` of the correct gradient."""
     for piece, whole in zip(pieces, expected, strict=True):
         if not piece.values.numel():
             continue
@@ -171,7 +171,7 @@ def _all_match(
 
 
 def distance_of(pieces: Sequence[Piece], known: Known) -> float:
-    """Return the distance of gradients from the right ones, as a share of their size."""
+    """Return the relative distance of gradients from the correct ones."""
     errors = [float((each.values.double() - cut(known.mean, each)).square().sum()) for each in pieces]
     sizes = [float(cut(known.mean, each).square().sum()) for each in pieces]
     return (sum(errors) / max(sum(sizes), 1e-300)) ** 0.5

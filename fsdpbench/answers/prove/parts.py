@@ -1,4 +1,4 @@
-"""Runs the parts of a proof, each within its time, whatever the others find; part 5, resuming, is here."""
+"""Run the parts of a proof independently, each with its time limit. Part 5, resuming, is in this file."""
 
 import contextlib
 import shutil
@@ -29,9 +29,9 @@ _MOST_STEPS = 12
 def resume(
     config: Config, folder: Path, ranks: Sequence[int], timeout_s: float, arguments: tuple[str, ...]
 ) -> tuple[list[str], list[int], str]:
-    """Let the script save on `ranks[0]` ranks and continue on each of `ranks`; return findings, the numbers
-    that it continued on, and what was not judged. `arguments`: of the runs that continue, behind the script's
-    own. Raises `CannotJudgeError` if it saves or loads nothing."""
+    """Run the script on `ranks[0]` ranks until it saves, and continue on each of `ranks`. Return findings,
+    the numbers of ranks on which it continued, and what was not judged. `arguments`: appended to the script's
+    own when it continues. Raises `CannotJudgeError` if it saves or loads nothing."""
     first = ranks[0]
     run = run_ranks(config, folder / "saves", first, timeout_s, Task(Way.SAVES, _MOST_STEPS))
     steps, place = saved_after(run.folder)
@@ -68,7 +68,7 @@ def resume(
 
 
 def _compared(before: list[State], after: list[State]) -> Iterator[str]:
-    """Yield findings: weights, optimizer states, counts, and the data of the next step."""
+    """Yield differences in weights, optimizer states, counts, and the data of the next step."""
     changed = _differing([each.weights for each in before], [each.weights for each in after])
     if changed:
         yield f"{len(changed)} parameters ({shown(changed)}) have other weights than were saved"
@@ -95,7 +95,7 @@ def _compared(before: list[State], after: list[State]) -> Iterator[str]:
 def _differing(
     before: Sequence[Mapping[str, Piece | None]], after: Sequence[Mapping[str, Piece | None]]
 ) -> list[str]:
-    """Return the names of tensors that are not equal, bit by bit."""
+    """Return the names of tensors that are not bitwise equal."""
     found = []
     for name in before[0]:
         one = whole(each.get(name) for each in before)
@@ -107,8 +107,8 @@ def _differing(
 
 @dataclass
 class Request:
-    """A proof that is asked for. `real_ranks`: numbers of CPU ranks; `resume_with`: arguments of the script
-    when it starts again; `limit_s`: for each run of a part."""
+    """The options of a proof. `real_ranks`: numbers of CPU ranks; `resume_with`: arguments of the script when
+    it resumes; `limit_s`: time limit for each run of a part."""
 
     config: Config
     only: frozenset[Part] = frozenset(Part)
@@ -121,7 +121,7 @@ class Request:
 
 
 def prove(request: Request) -> Proof:
-    """Run the parts that are asked for. Raises `BenchError` only for what the command itself cannot do."""
+    """Run the requested parts. Raises `BenchError` only if the command itself fails, not a part of it."""
     config = request.config
     assert config.script is not None
     request.config = replace(config, script=replace(config.script, keeps_files=True))
@@ -132,13 +132,13 @@ def prove(request: Request) -> Proof:
 
 
 class _Running:
-    """The parts of one proof as they run, in `folder`."""
+    """Runs the parts of one proof in `folder`."""
 
     def __init__(self, request: Request, folder: Path) -> None:
         self._request, self._folder = request, folder
 
     def run(self, part: Part) -> PartVerdict:
-        """Return a part's verdict; what fails in it could not be judged."""
+        """Return a part's verdict: unknown if it fails with a `BenchError`."""
         self._request.tell(f"{part.value}: running")
         began = time.monotonic()
         own = {Part.GRADIENTS: self._gradients, Part.SPEED: self._speed, Part.RESUME: self._resume}
@@ -159,7 +159,7 @@ class _Running:
     def _gradients(self) -> PartVerdict:
         seen: list[str] = []
         if self._request.only - {Part.GRADIENTS, Part.RESUME}:
-            with contextlib.suppress(BenchError):  # its own parts say why
+            with contextlib.suppress(BenchError):  # the parts that need the simulated run report the error
                 seen = list(simulated.unreduced(self._simulated))
         try:
             return self._compared(seen)
@@ -167,7 +167,7 @@ class _Running:
             return unknown(Part.GRADIENTS, str(error), seen)
 
     def _compared(self, seen: list[str]) -> PartVerdict:
-        """Compare the runs on each number of ranks, until one shows a finding. `seen`: those simulated."""
+        """Compare the runs on each number of ranks until there is a finding. `seen`: simulated findings."""
         request = self._request
         done: list[str] = []
         power: int | None = None
@@ -184,7 +184,7 @@ class _Running:
                     if len(done) > 1
                     else fails_otherwise(request.config, sharded, folder, request.limit_s)
                 )
-                if others:  # the script may need so many ranks
+                if others:  # the script may need that many ranks
                     return unknown(Part.GRADIENTS, f"{said}; {others} do not fail so: {fails}", seen)
                 return judged(Part.GRADIENTS, [fails, *seen], said)
             found = self._found(pair, folder)
@@ -225,8 +225,8 @@ class _Running:
         return gradients.compare(with_rounding(request.config, pair, folder, request.limit_s, found.epsilon))
 
     def _without_hook(self, found: gradients.Compared, pair: Pair, folder: Path) -> gradients.Compared:
-        """Compare again with torch's reduction in the place of the script's own hook. Raises
-        `CannotJudgeError` if nothing is left: the hook may lose parts of gradients by intention."""
+        """Compare again with torch's reduction instead of the script's own hook. Raises `CannotJudgeError` if
+        that has no finding: the hook may lose parts of gradients on purpose."""
         request, aside = self._request, folder / "plain"
         pair = run_pair(request.config, aside, pair.sharded.ranks, request.limit_s, pair.power, plain=True)
         without = self._found(pair, aside)
@@ -255,10 +255,10 @@ class _Running:
         return judged(Part.RESUME, [], f"{said}: weights, optimizer and data position equal{time_s}")
 
     def _saving_words(self) -> str:
-        """Return the time of a checkpoint at full size, if that is simulated for another part."""
+        """Return the time of a checkpoint at full size as text, if another part simulates the script."""
         if not self._request.only - {Part.GRADIENTS, Part.RESUME}:
             return ""
-        with contextlib.suppress(BenchError):  # the other parts say why there is no simulated run
+        with contextlib.suppress(BenchError):  # the other parts report why there is no simulated run
             words = simulated.saving_words(self._simulated, self._request.config)
             return f"; {words}" if words else ""
         return ""

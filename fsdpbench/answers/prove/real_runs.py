@@ -1,4 +1,4 @@
-"""Runs a script on real CPU ranks: as it is, alone on one rank, and without sharding as its reference."""
+"""Run a script on real CPU ranks: unchanged, on a single rank, and without sharding as its reference."""
 
 import itertools
 import math
@@ -21,20 +21,20 @@ from fsdpbench.sweep.trials import run_at
 
 MOST_RANKS = 16
 _STEPS = 3
-_LONG = 1000  # steps of short epochs
-_EVEN, _EXACT = 0.25, 0.01  # powers of two by which numbers of elements may differ; of two ranks
+_LONG = 1000  # steps with short epochs
+_EVEN, _EXACT = 0.25, 0.01  # tolerance of element counts, as a power of two: in general, with two ranks
 _IMPOSSIBLE = re.compile(
     r"NotCompared|NotImplemented|ModuleNotFound|ImportError|gloo|backend|not (?:implemented|supported)|cuda"
     r"|nccl|offline|timed out|'(?:Stream|Event)' object|torch\.cpu",
     re.IGNORECASE,
 )
-"""Errors of a script on CPU ranks that say nothing about it on GPUs."""
+"""Errors of a script on CPU ranks that need not occur on GPUs."""
 
 
 @dataclass(frozen=True)
 class RealRun:
     """A run on real ranks, in `folder`. `cause` and `place`: the error that ended it and the script's line,
-    both empty where it came to its end."""
+    both empty if it finished."""
 
     folder: Path
     ranks: int
@@ -44,22 +44,22 @@ class RealRun:
 
     @property
     def failure(self) -> str:
-        """Return line and error in one; empty without an error."""
+        """Return the line and the error as one text; empty without an error."""
         return f"{self.place}: {self.cause}" if self.place else self.cause
 
     @property
     def is_to_blame(self) -> bool:
-        """Return whether it ended with an error that GPUs would show too."""
+        """Return whether it ended with an error that would also occur on GPUs."""
         return bool(self.place) and not _IMPOSSIBLE.search(self.cause)
 
     @property
     def steps(self) -> int:
-        """Return the number of steps of which every rank wrote its record; what follows is the end."""
+        """Return the number of steps for which every rank wrote a record, without the extra final record."""
         written = len([*itertools.takewhile(self._complete, range(MOST_STEPS + 1))])
         return written - (written > _STEPS)
 
     def records(self, step: int) -> list[StepRecord]:
-        """Return all ranks' records of a step; none if a rank lacks it."""
+        """Return the records of all ranks for a step; an empty list if one is missing."""
         return [torch.load(path, weights_only=False) for path in self._complete(step)]
 
     def _complete(self, step: int) -> list[Path]:
@@ -67,16 +67,16 @@ class RealRun:
         return paths if all(path.exists() for path in paths) else []
 
     def updated(self, step: int) -> Mapping[str, torch.Tensor]:
-        """Return the weights that a reference's optimizer made in a step; none if it did not come so far."""
+        """Return the weights after a step of the reference's optimizer; empty if it ended before that."""
         path = updated_path(self.folder, 0, step)
         return torch.load(path) if path.exists() else {}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The script as it is, and its reference without sharding. `power`: of the number of ranks in the loss,
-    -1 for a part of a sum, whose gradients are to be added, 1 for one that is multiplied by the ranks;
-    `moved`: the reference, its weights moved; `dropped`: the line that gathers without gradients."""
+    """The unchanged script and its reference without sharding. `power`: exponent of the number of ranks in
+    the loss: -1 if it is a part of a sum, whose gradients must be added, 1 if it is multiplied by the ranks;
+    `moved`: the reference with perturbed weights; `dropped`: the line that gathers without gradients."""
 
     sharded: RealRun
     reference: RealRun
@@ -94,10 +94,10 @@ def run_pair(
     power: int | None = None,
     plain: bool = False,
 ) -> Pair:
-    """Run a script on real ranks, with and without sharding, in `folder`. `power`: as `Pair` has it, if
-    known; `plain`: as `Task` has it.
+    """Run a script on real ranks, with and without sharding, in `folder`. `power`: as in `Pair`, if known;
+    `plain`: as in `Task`.
 
-    Raises `CannotJudgeError` if a run fails; one of the script as it is fails with its own error.
+    Raises `CannotJudgeError` if a run fails; if the unchanged script fails, with its own error.
     """
     sharded = run_ranks(config, folder / "sharded", ranks, timeout_s, Task(Way.SHARDED, _STEPS, plain=plain))
     weights = folder / "weights"
@@ -120,14 +120,14 @@ def run_pair(
         aside = folder / f"reference{'_follows' * follows}{'_casts' * casts}{'_prefixed' * prefixed}"
         reference = run_ranks(config, aside, ranks, timeout_s, task)
         own = reference.records(0)
-        # Names that are written as wrappers give them choose other parameters without.
+        # A script that selects parameters by wrapped names would select others without wrappers.
         if own and (prefixed or not first or merged(first[0], own[0]) is not None):
             return Pair(sharded, reference, power, task, dropped=dropped)
     raise CannotJudgeError(sharded.failure or reference.failure or "no optimizer step without sharding")
 
 
 def _require_same_names(ranks: list[StepRecord]) -> None:
-    """Raise `CannotJudgeError` if a rank has no parameter of a name that another trains."""
+    """Raise `CannotJudgeError` if a rank lacks a parameter that another rank trains."""
     trained = {name: rank for rank, each in enumerate(ranks) for name in each.optimized}
     for rank, each in enumerate(ranks):
         for name in sorted(trained.keys() - each.held.keys()):
@@ -135,8 +135,8 @@ def _require_same_names(ranks: list[StepRecord]) -> None:
 
 
 def merged(sharded: StepRecord, plain: StepRecord) -> list[str] | None:
-    """Return the parameters that have the same settings as others in the sharded run only; None where it
-    keeps parameters apart that have the same settings without wrappers."""
+    """Return the parameters that share settings with others only in the sharded run; None if the sharded run
+    separates parameters that share settings without wrappers."""
     found: dict[object, dict[object, list[str]]] = {}
     for name in sorted(sharded.settings.keys() & plain.settings.keys()):
         found.setdefault(sharded.settings[name], {}).setdefault(plain.settings[name], []).append(name)
@@ -147,8 +147,8 @@ def merged(sharded: StepRecord, plain: StepRecord) -> list[str] | None:
 
 
 def fails_otherwise(config: Config, run: RealRun, folder: Path, timeout_s: float) -> int:
-    """Return a number of ranks on which a script that failed in `run` does not fail in the same way, such as
-    one that asks for more of them; 0 if it is none of those tried: what it is for, or twice as many."""
+    """Return a number of ranks on which a script that failed in `run` does not fail in the same way (it may
+    need more ranks), or 0. Tries the number that it is configured for, or twice as many ranks."""
     if run.ranks == config.gpus:
         return 0
     more = config.gpus if run.ranks < config.gpus <= MOST_RANKS else min(2 * run.ranks, MOST_RANKS)
@@ -158,7 +158,7 @@ def fails_otherwise(config: Config, run: RealRun, folder: Path, timeout_s: float
 
 
 def with_rounding(config: Config, pair: Pair, folder: Path, timeout_s: float, epsilon: float) -> Pair:
-    """Run the reference again, its weights moved by up to half of `epsilon`. Raises `CannotJudgeError`."""
+    """Run the reference again with weights perturbed by up to `epsilon` / 2. Raises `CannotJudgeError`."""
     task = replace(pair.task, moves=epsilon)
     moved = run_ranks(config, folder / "moved", pair.reference.ranks, timeout_s, task)
     if moved.steps < pair.reference.steps:
@@ -167,7 +167,7 @@ def with_rounding(config: Config, pair: Pair, folder: Path, timeout_s: float, ep
 
 
 def run_ranks(config: Config, folder: Path, ranks: int, timeout_s: float, task: Task) -> RealRun:
-    """Run a script on real ranks, which do `task`; leave what they write in `folder`."""
+    """Run a script on real ranks that perform `task` and write their files to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     task.write(folder)
     real = replace(
@@ -189,8 +189,8 @@ def run_ranks(config: Config, folder: Path, ranks: int, timeout_s: float, task: 
 
 
 def _write_weights(records: list[StepRecord], after: list[StepRecord], path: Path) -> None:
-    """Write the whole weights of a step, and the gradients that its optimizer read, for the reference; and,
-    by the records `after` it, whether it reduced them."""
+    """Write the unsharded weights of a step and the gradients that its optimizer read, for the reference; and
+    whether the optimizer reduced them, from the records `after` it."""
     weights = {name: each.values for name, each in weights_of(rank.held for rank in records).items()}
     read = {name: whole((rank.clipped or {}).get(name) for rank in records) for name in records[0].held}
     clipped = {name: each.values for name, each in read.items() if each is not None}
@@ -199,9 +199,9 @@ def _write_weights(records: list[StepRecord], after: list[StepRecord], path: Pat
 
 
 def _power(config: Config, folder: Path, sharded: RealRun, weights: Path, timeout_s: float) -> int:
-    """Return the power of the number of ranks that a rank's loss has. -1: it is a part of a sum, as one
-    rank's alone is `ranks` times as large, and not the same on the same data. 1: it is multiplied by the
-    ranks, as all elements of its sum or mean together weigh `ranks` times as much as on one rank alone."""
+    """Return the exponent of the number of ranks in a rank's loss. -1: the loss is a part of a sum, because
+    on a single rank it is `ranks` times as large, and not equal for the same data. 1: it is multiplied by the
+    ranks, because all its elements together weigh `ranks` times as much as on a single rank."""
     others = sharded.records(0)
     task = Task(Way.UNSHARDED, 1, weights, seeds=tuple(each.seed for each in others))
     records = run_ranks(config, folder / "alone", 1, timeout_s, task).records(0)
@@ -219,8 +219,8 @@ def _power(config: Config, folder: Path, sharded: RealRun, weights: Path, timeou
 
 
 def repeated(config: Config, folder: Path, sharded: RealRun, timeout_s: float) -> list[str]:
-    """Return a finding if a sampler that shuffles reads two epochs in the same order, as the script of
-    `sharded` shows on one rank with short epochs, if it comes to a second one there."""
+    """Return a finding if a shuffling sampler reads two epochs in the same order. The script of `sharded`
+    runs again on one rank with short epochs; no finding if it does not reach a second epoch."""
     first = sharded.records(0)[0]
     if first.order is None:
         return []

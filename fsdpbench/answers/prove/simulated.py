@@ -1,4 +1,4 @@
-"""Parts 2 to 4, 6 and 7 of a proof: what one simulated run of the script at full size shows."""
+"""Parts 2 to 4, 6 and 7 of a proof: checks of one simulated run of the script at full size."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def simulate(config: Config, folder: Path, checks_ranks: bool) -> Result:
 
 
 def judge(part: Part, result: Result, config: Config) -> PartVerdict:
-    """Return the verdict of a part that only looks at the simulated run."""
+    """Return the verdict of a part that only needs the simulated run."""
     of_part = {Part.RACES: _races, Part.RANKS: _ranks, Part.MEMORY: _memory, Part.SETTINGS: _settings}
     found = of_part[part](result, config)
     why = f"{result.status.value}: {result.message or 'the simulated run left no figures'}"
@@ -48,7 +48,7 @@ def judge(part: Part, result: Result, config: Config) -> PartVerdict:
 
 
 def _is_measured(result: Result) -> bool:
-    """Return whether rank 0 came to its end; another rank may have had no time for that."""
+    """Return whether rank 0 finished; another rank may have run into the timeout."""
     return result.status in _MEASURED or (result.status is Status.TIMEOUT and result.rank_check is not None)
 
 
@@ -99,7 +99,7 @@ def _memory(result: Result, config: Config) -> PartVerdict | None:
 
 
 def saving_words(result: Result, config: Config) -> str:
-    """Return how long the script's largest checkpoint takes at full size; empty without one of some size."""
+    """Return the time of the script's largest checkpoint at full size, as text; empty if it is small."""
     saved = result.script and result.script.saved
     if not saved or saved.bytes < _WORTH_SAYING:
         return ""
@@ -107,7 +107,7 @@ def saving_words(result: Result, config: Config) -> str:
     if saved.is_sharded:
         total, tensors = nbytes * config.gpus, saved.tensors
         found, what = sharded_checkpoint(total, nbytes, tensors, hardware, config.gpus), "all ranks save"
-    else:  # other ranks may write files of their own, which nothing here sees
+    else:  # files of other ranks are not simulated
         found, what = full_checkpoint(nbytes, hardware), "rank 0 saves"
     planning = f"{found.plan_s:.1f} s to plan, " if found.plan_s else ""
     times = f"{planning}{found.copy_s:.1f} s to copy, {found.write_s:.1f} s to write"
@@ -124,7 +124,7 @@ def _settings(result: Result, config: Config) -> PartVerdict | None:
 
 def speed(folder: Path, config: Config, baseline: Path, thresholds: Thresholds) -> PartVerdict:
     """Return the gate's verdict on the run in `folder` against the same configuration of a committed
-    baseline: that of the script without sanitizer and other ranks, which change no figure."""
+    baseline. The baseline runs without sanitizer and rank check, which change no figure."""
     before, after = baseline_side(Baseline.read(baseline), baseline), stored_side(folder)
     name = config.name
     if name not in before.entries:
@@ -140,7 +140,7 @@ def speed(folder: Path, config: Config, baseline: Path, thresholds: Thresholds) 
 
 
 def unreduced(result: Result) -> Iterator[str]:
-    """Yield the gradients that the simulator sees unreduced, at full size."""
+    """Yield findings on gradients that are not reduced in the simulation at full size."""
     observed = result.observed
     for each in gradients(observed, result) if observed else ():
         if each.kind is Kind.WRONG:

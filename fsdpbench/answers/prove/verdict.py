@@ -1,4 +1,4 @@
-"""The verdict on a script: one of each part, as a table, as JSON and as JUnit XML."""
+"""The verdicts on a script, one for each part, as a table, as JSON and as JUnit XML."""
 
 import html
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Part(StrEnum):
 
 
 class Verdict(StrEnum):
-    """ok: nothing found. finding: a fault. unknown: could not judge. skipped: not asked for."""
+    """ok: nothing found. finding: a fault. unknown: could not judge. skipped: not requested."""
 
     OK = "ok"
     FINDING = "finding"
@@ -37,8 +37,8 @@ class Verdict(StrEnum):
 
 
 class PartVerdict(msgspec.Struct, frozen=True):
-    """The verdict of one part: what was done or found in a line, and each finding in one of `findings`.
-    `mark`: the table's word where it says more than the verdict (`risky`, `slower`)."""
+    """The verdict of one part, with a one-line `summary` and one line for each of `findings`. `mark`: the
+    word in the table, if it is more specific than the verdict (`risky`, `slower`)."""
 
     part: Part
     verdict: Verdict
@@ -49,14 +49,14 @@ class PartVerdict(msgspec.Struct, frozen=True):
 
     @property
     def word(self) -> str:
-        """Return the table's word."""
+        """Return the word in the table."""
         words = {Verdict.UNKNOWN: "unknown", Verdict.SKIPPED: "-"}
         found = str(len(self.findings)) if self.findings else self.verdict.value
         return self.mark or words.get(self.verdict, found)
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """The verdicts of all parts that were asked for."""
+    """The verdicts of all requested parts."""
 
     script: str
     gpus: int
@@ -66,7 +66,7 @@ class Proof(msgspec.Struct, frozen=True):
 
     @property
     def exit_code(self) -> ExitCode:
-        """Return 1 for a finding, else 3 if a part could not judge or none was run, else 0."""
+        """Return 1 for a finding, else 3 if a part could not judge or no part ran, else 0."""
         found = {each.verdict for each in self.parts}
         if Verdict.FINDING in found:
             return ExitCode.REGRESSION
@@ -120,12 +120,12 @@ _OUTCOMES = ("Nothing found", "Findings", "", "Not judged as a whole")  # by exi
 
 
 def _cell(text: str) -> str:
-    """Return text that ends no cell and makes no tag."""
+    """Escape text so that it cannot end a Markdown cell or form an HTML tag."""
     return html.escape(one_line(text), quote=False).replace("|", "\\|").replace("`", "'")
 
 
 def shown(names: Sequence[str]) -> str:
-    """Return the first names of parameters."""
+    """Return the first few `names` of parameters as text."""
     return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
 
 
@@ -136,6 +136,6 @@ def judged(part: Part, findings: Sequence[str], summary: str, mark: str = "") ->
 
 
 def unknown(part: Part, why: str, findings: Sequence[str] = ()) -> PartVerdict:
-    """Return the verdict of a part that could not judge; what it found before counts."""
+    """Return the verdict of a part that could not judge; a finding if there are `findings` already."""
     verdict = Verdict.FINDING if findings else Verdict.UNKNOWN
     return PartVerdict(part, verdict, f"could not judge: {why}", list(findings))

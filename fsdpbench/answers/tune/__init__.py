@@ -1,1 +1,1 @@
-"""Searching a space for its best configurations instead of sweeping all of it."""
+"""Search a space for its best configurations instead of sweeping all of it."""

@@ -1,4 +1,4 @@
-"""The goal of a search, and the front of the configurations that nothing beats in speed and memory."""
+"""The goal of a search, and the Pareto front of speed and memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ GOALS = {
     "tflops": "tflops_per_gpu",
     "mfu": "mfu",
 }
-"""What to search for, by the figure of the result that says it; more is better."""
+"""The figure of the result for each goal; more is better."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One configuration that was tried: its speed (the goal's unit) and peak reserved memory (bytes, None
-    where the device does not tell). `feasible`: it ran, and within the limit. `interval`: where figures of
-    a simulated one really are. `risky`: memory fits only inside its error."""
+    """One configuration that was tried: its speed (in the goal's unit) and peak reserved memory (bytes, None
+    if the device does not report it). `feasible`: it ran within the limit. `interval`: prediction interval of
+    a simulated one. `risky`: memory fits only within its prediction error."""
 
     config: Config
     status: Status
@@ -38,21 +38,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal: the most of `name` (a key of `GOALS`) within `memory` bytes a GPU."""
+    """The goal: maximise `name` (a key of `GOALS`) within `memory` bytes per GPU."""
 
     name: str
     memory: int | None = None
 
 
 def figure_of(goal: str) -> str:
-    """Return the figure that `goal` names. Raises `UsageError`."""
+    """Return the figure for `goal`. Raises `UsageError` if it is unknown."""
     if goal not in GOALS:
         raise unknown("goal", goal, GOALS, "fsdpbench tune --help")
     return GOALS[goal]
 
 
 def judge(config: Config, result: Result, goal: Goal) -> Candidate:
-    """Return what `result` says of `config` for `goal`."""
+    """Return the candidate of `config` with its `result`, judged by `goal`."""
     trial = Trial(config, result)
     speed, memory, limit = result.at(figure_of(goal.name)) or 0.0, trial.reserved, goal.memory
     fits = limit is None or memory is None or memory <= limit
@@ -63,16 +63,16 @@ def judge(config: Config, result: Result, goal: Goal) -> Candidate:
 
 
 def judged(store: Store, config: Config, goal: Goal, *, first: bool = False) -> Candidate:
-    """Return what `store` says of `config`; of its first run alone, where a search has to see what it saw the
-    first time although it finds results over all runs."""
+    """Return the candidate of `config` with its result in `store`. With `first`, use only the first run, so
+    that a resumed search sees the same results as before although more runs exist."""
     results = store.runs(config)
-    # A folder removed while the search runs is a point without an answer.
+    # If its folder was removed during the search, the point has no result.
     result = results[0] if results else Result(status=Status.ERROR)
     return judge(config, first_run(result) if first else result, goal)
 
 
 def _is_risky(interval: Interval | None, limit: int | None) -> bool:
-    """Return whether the upper end of what is reserved is more than there is, or than the limit."""
+    """Return whether the upper end of reserved memory exceeds the GPU's memory or the limit."""
     if interval is None:
         return False
     reserved = interval.peak_memory_bytes.get("reserved")
@@ -80,13 +80,13 @@ def _is_risky(interval: Interval | None, limit: int | None) -> bool:
 
 
 def ranks(candidates: Sequence[Candidate]) -> list[int | None]:
-    """Return the rank of each by speed; those that cannot be distinguished share one."""
+    """Return the rank of each candidate by speed; indistinguishable ones share a rank."""
     return shared_ranks([cost_of(each.speed, each.interval) if each.speed else None for each in candidates])
 
 
 def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the feasible candidates that no other equals in one of speed and memory and beats in the other,
-    fastest first; of equals the first."""
+    """Return the Pareto front of speed and memory among the feasible candidates, fastest first; of equal
+    candidates only the first."""
     ranked = sorted(
         (candidate for candidate in candidates if candidate.feasible),
         key=lambda candidate: (-candidate.speed, candidate.memory or 0),

@@ -1,20 +1,20 @@
-"""Optuna over the points of a plan, and over real runs, led by what was simulated before.
+"""Search with Optuna over the points of a plan, and over real runs guided by the simulated ranking.
 
-Optuna sees one categorical parameter for each field in which points differ. The space stays what
-`fsdpbench plan` lists: conditions and what is not applicable are decided there, and a suggestion that is not
-a point of it becomes the nearest one.
+Optuna sees one categorical parameter for each field in which points differ. The space is the list of
+`fsdpbench plan`, which already applies conditions and leaves out inapplicable points. If a suggestion is not
+one of these points, the nearest point is used.
 
-    simulated ranking ──its best, in order──> run ─┐
-                                                   ▼
-    a study of all that is known:   points that ran          as measured
-                                    points only simulated    as simulated x how its settings ran so far
-                                                   │
-                                     ask ──> nearest point that has not run ──> run ──> again
+    simulated ranking ──best points, in order──> run ─┐
+                                                      ▼
+    a study of all known points:    points that ran          measured values
+                                    points only simulated    simulated values x correction for its settings
+                                                      │
+                                     ask ──> nearest point that has not run ──> run ──> repeat
 
-Real runs are few and expensive, so every ask builds on the whole simulated ranking. How a device differs from
-the simulation is learned from the points that ran: a factor for all, and one for each value of each setting
-(a ridge regression on logarithms, so that a single run moves little). Each measurement takes the place of
-what was simulated for its point.
+Real runs are few and expensive, so every ask uses the whole simulated ranking. The points that ran determine
+how the device differs from the simulation: one factor for all points, and one for each value of each setting
+(a ridge regression on logarithms, so that a single run changes little). Each measurement replaces the
+simulated value of its point.
 """
 
 import math
@@ -32,14 +32,14 @@ from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.settings import Value
 
 UNFIT = (0.0, 1e15)
-"""Speed and memory of what did not run, or not within the limit: beaten by everything that did."""
+"""Speed and memory of points that failed or exceeded the limit: worse than any feasible point."""
 _SHRINKAGE = 1.0
 _FIRST = 4
-"""With fewer points known than this Optuna draws at random."""
+"""With fewer known points than this, Optuna samples at random."""
 
 
 class PointSpace:
-    """`points` with their places in Optuna's parameters. Raises `UsageError` if optuna is not installed."""
+    """`points` encoded as Optuna parameters. Raises `UsageError` if optuna is not installed."""
 
     def __init__(self, points: Sequence[Config]) -> None:
         self.optuna = _optuna()
@@ -65,7 +65,7 @@ class PointSpace:
         }
 
     def one_hot(self, index: int) -> np.ndarray:
-        """Return a point as zeros and ones, one for each value of each field that varies."""
+        """Return the one-hot encoding of a point over the values of all fields that vary."""
         places = self.parameters(index)
         parts = [np.eye(len(found))[places[name]] for name, found in self._values.items()]
         row: np.ndarray = np.concatenate(parts) if parts else np.zeros(1)
@@ -77,15 +77,15 @@ class PointSpace:
         among: Iterable[int],
         promise: Callable[[int], float] = lambda index: 0.0,
     ) -> int:
-        """Return the point of `among` that differs in the fewest fields; of equals the most promising."""
+        """Return the point of `among` that differs in the fewest fields; `promise` decides between equals."""
         wanted = {name: self._values[name][parameters[name]] for name in self._values}
         return min(among, key=lambda index: (_distance(self._fields[index], wanted), -promise(index), index))
 
 
 @dataclass(frozen=True)
 class RealBudget:
-    """The bound of real runs: at most `runs` points (None: no bound), none begun after `seconds` of wall
-    time; the first `seeds` of them are the best simulated ones."""
+    """The budget of real runs: at most `runs` points (None: no limit), and none started after `seconds` of
+    wall time. The first `seeds` points are the best simulated ones."""
 
     seeds: int
     runs: int | None = None
@@ -105,9 +105,9 @@ def search_measured(
     measure: Callable[[Config], Candidate],
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[int, Candidate]:
-    """Run points for real while `budget` allows it: first `seeds` (places in `points`), then what Optuna asks
-    for. `simulated` holds what the simulation said of each point; None where it said nothing. Points that it
-    found unfit are left out. Returns what was measured by its place, in order.
+    """Run points for real while `budget` allows: first `seeds` (indices in `points`), then suggestions of
+    Optuna. `simulated` has the simulated result of each point, or None; points that are infeasible there are
+    skipped. Return the measured results by index, in order.
 
     Raises `UsageError` if optuna is not installed and would be needed.
     """
@@ -134,13 +134,13 @@ class _Asking:
         self._seed = seed
 
     def next(self, measured: dict[int, Candidate], left: dict[int, None]) -> int:
-        """Return the place of the point to run next."""
+        """Return the index of the point to run next."""
         optuna = self._space.optuna
         known = _corrected(self._space, self._simulated, measured)
         with_memory = any(candidate.memory is not None for candidate in measured.values())
         count = 2 if with_memory else 1
-        # A new study each time: in one that goes on, what was simulated of a point would stay beside what
-        # was measured of it.
+        # A new study each time: a continued one would keep the simulated value of a point beside the
+        # measured one.
         sampler = optuna.samplers.TPESampler(seed=self._seed + len(measured), n_startup_trials=_FIRST)
         study = optuna.create_study(directions=["maximize", "minimize"][:count], sampler=sampler)
         for index, candidate in known.items():
@@ -160,7 +160,7 @@ class _Asking:
 def _corrected(
     space: PointSpace, simulated: Sequence[Candidate | None], measured: dict[int, Candidate]
 ) -> dict[int, Candidate]:
-    """Return each point as measured, or as simulated and corrected by what was measured."""
+    """Return each point as measured, or as simulated and corrected by the measurements."""
     known = {index: each for index, each in enumerate(simulated) if each is not None}
     pairs = [
         index
@@ -171,7 +171,7 @@ def _corrected(
     logs = np.array([math.log(measured[index].speed / known[index].speed) for index in pairs])
     overall = float(logs.mean()) if pairs else 0.0
     effects = None
-    if pairs:  # ridge regression: weights drawn towards 0 (Hoerl and Kennard, 1970)
+    if pairs:  # ridge regression: shrinks weights towards 0 (Hoerl and Kennard, 1970)
         design = np.array([rows[index] for index in pairs])
         effects = np.linalg.solve(
             design.T @ design + _SHRINKAGE * np.eye(design.shape[1]), design.T @ (logs - overall)
@@ -185,7 +185,7 @@ def _corrected(
 
 
 def objectives(candidate: Candidate) -> tuple[float, float]:
-    """Return speed and memory, the objectives of Optuna."""
+    """Return Optuna's objectives: speed and memory."""
     return (candidate.speed, float(candidate.memory or 0)) if candidate.feasible else UNFIT
 
 
@@ -194,7 +194,7 @@ def _distance(fields: Mapping[str, Value], wanted: Mapping[str, Value]) -> int:
 
 
 def _typed(value: Value) -> tuple[type, Value]:
-    """Return a setting's value with its type: `True` is not 1."""
+    """Return a setting's value with its type, so that `True` differs from 1."""
     return type(value), value
 
 

@@ -1,14 +1,14 @@
-"""Recomputation and offload of each block, resharding of each unit, under the memory less its error.
+"""Choose recomputation and offload of each block and resharding of each unit, within memory minus its error.
 
-    corners   all blocks alike, with room ──> what each choice of a block costs in time and bytes
-    program   `scipy.optimize.milp` ────────> how many blocks of each kind have which choice
-    judge     simulates that exactly ───────> corrects the program, until it proposes nothing new
-    around    neighbours, until none should beat the best; other batches, if the program promises more
-    units     of the best: of one block or two, and how far each gathers ahead, until nothing is faster
+    corners   all blocks alike, with enough memory ──> cost of each choice of a block in time and bytes
+    program   `scipy.optimize.milp` ─────────────────> number of blocks of each kind with each choice
+    judge     simulates the result exactly ──────────> corrects the program, until it proposes nothing new
+    around    tries neighbours that may beat the best; other batches, if the program predicts more
+    units     of the best: one block or two per unit, and prefetch distance, until nothing is faster
 
-It starts with the best uniform candidate of all batches, and so is never slower. Equal blocks differ in their
-place alone: those that recompute come first, where backward ends and little else is held, and the units that
-stay gathered come last, where backward begins; those that offload all are spread, for the link to the host.
+The search starts with the best uniform candidate of all batches, so the result is never slower. Of equal
+blocks, those that recompute come first, where backward ends and little other memory is held, and units that
+stay gathered come last, where backward begins. Full offload is spread out, to balance the link to the host.
 """
 
 from __future__ import annotations
@@ -33,46 +33,46 @@ from fsdpbench.sweep.prediction import usable_bytes
 from fsdpbench.sweep.trials import with_room
 
 CHOICES = (("full", False), ("full", True), ("op", False), ("none", False), ("none", True))
-"""The choices of a block: what it recomputes, and whether what it saves is offloaded."""
+"""The choices of a block: (what it recomputes, whether its saved tensors are offloaded)."""
 _THIN, _KEEPS_ALL, _OFFLOADS_ALL = 1, 3, 4
 _IN_ORDER = (_THIN, 0, 2, _KEEPS_ALL)
-"""How blocks of a kind follow each other. Those that offload all are spread among those behind the thin ones:
-the next block that offloads anything waits for their copy."""
+"""The order of blocks of a kind. Blocks that offload everything are spread among those after the thin ones,
+because the next block that offloads anything waits for their copy."""
 _GATHERED = {"SHARD_GRAD_OP": "FULL_SHARD", "_HYBRID_SHARD_ZERO2": "HYBRID_SHARD"}
-"""Strategies that are others with all units gathered between forward and backward."""
+"""Strategies that equal another one with all units gathered between forward and backward."""
 _FAMILIES, _SEARCHED, _ROUNDS, _TRIES = 2, 3, 6, 6
-"""The last: neighbours that are simulated at most, in a row without one that is faster."""
+"""_TRIES: maximum number of consecutive simulated neighbours without an improvement."""
 _LESS = 0.8
-"""Where a step waits for the link to the host, that has so much less time than thought."""
+"""If a step waits for the link to the host, the modelled time of the link is reduced by this factor."""
 _NEAR = 0.99
-"""The share of the best speed from which on a family is searched at all."""
+"""A family is searched if it reaches at least this share of the best speed."""
 _STEPS, _MOST_KINDS = (4, 1), 3
 _IN_VAIN = 2
-"""Changes of units of one sort that are tried at most, in a row without one that is faster."""
+"""Maximum number of consecutive changes of one unit setting without an improvement."""
 _MARGIN = 0.001
-"""The share by which the program may err between neighbours; prefetch has to gain more."""
+"""The relative error of the program between neighbours; prefetch must gain more than this."""
 
 Judge = Callable[[Sequence[Config]], list[Candidate]]
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Blocks of each kind with each of `CHOICES`, and last units that stay gathered after forward."""
+    """Number of blocks of each kind with each of `CHOICES`, and of last units that stay gathered (`kept`)."""
 
     blocks: tuple[tuple[int, ...], ...]
     kept: int = 0
 
     def apart(self, other: Mix) -> int:
-        """Return the number of blocks and units that differ, each change of a block counted twice."""
+        """Return the number of blocks and units that differ; each changed block counts twice."""
         pairs = zip(itertools.chain(*self.blocks), itertools.chain(*other.blocks), strict=True)
         return sum(abs(one - its) for one, its in pairs) + abs(self.kept - other.kept)
 
 
 @dataclass(frozen=True)
 class Family:
-    """Configurations that differ in recomputation, offload and resharding alone. `kinds`: of each block, in
-    forward's order; `units`: those whose resharding is free, 0 where the system or its strategy decides it;
-    `offloads`: whether blocks may offload, `selects`: whether they may recompute some operators."""
+    """Configurations that differ only in recomputation, offload and resharding. `kinds`: of each block, in
+    forward order; `units`: number with a free choice of resharding, 0 if the system or strategy fixes it;
+    `offloads`: whether blocks may offload; `selects`: whether they may recompute only some operators."""
 
     base: Config
     kinds: tuple[int, ...]
@@ -86,7 +86,7 @@ class Family:
         return [self.kinds.count(kind) for kind in range(max(self.kinds) + 1)]
 
     def config(self, mix: Mix) -> Config:
-        """Return the configuration of `mix`; what is alike for all is written as one value."""
+        """Return the configuration of `mix`. A setting that is equal for all blocks is a single value."""
         recomputed, moved = self.of_blocks(mix)
         values: dict[str, Value] = {"activation_checkpointing": written(recomputed)}
         if any(moved):
@@ -97,19 +97,19 @@ class Family:
         return dataclasses.replace(self.base, settings=self.base.settings.changed(**values))
 
     def of_blocks(self, mix: Mix) -> tuple[tuple[str, ...], tuple[bool, ...]]:
-        """Return what each block recomputes, and whether it offloads, in forward's order."""
+        """Return the recomputation and offload of each block, in forward order."""
         left = [_placed(own) for own in mix.blocks]
         recomputed, moved = zip(*[left[kind].pop(0) for kind in self.kinds], strict=True)
         return recomputed, moved
 
     @property
     def choices(self) -> list[int]:
-        """Return the places in `CHOICES` of what a block may have."""
+        """Return the indices in `CHOICES` that a block may have."""
         allowed = [(self.offloads or not moved) and (self.selects or how != "op") for how, moved in CHOICES]
         return [place for place, each in enumerate(allowed) if each]
 
     def corners(self) -> list[Mix]:
-        """Return: all blocks recomputed; one kind with each other choice; all units kept."""
+        """Return the corner mixes: all blocks recomputed; one kind with each other choice; all units kept."""
         least = tuple(_alike(0, size) for size in self.sizes)
         found = [Mix(least)]
         for kind, size in enumerate(self.sizes):
@@ -123,7 +123,7 @@ def _alike(choice: int, size: int) -> tuple[int, ...]:
 
 
 def _placed(own: Sequence[int]) -> list[tuple[str, bool]]:
-    """Return the choices of the blocks of a kind, in forward's order."""
+    """Return the choices of the blocks of a kind, in forward order."""
     size, thin, moved = sum(own), own[_THIN], own[_OFFLOADS_ALL]
     apart = {thin + place * (size - thin) // moved for place in range(moved)}
     others = iter([CHOICES[choice] for choice in _IN_ORDER for _ in range(own[choice])])
@@ -132,9 +132,9 @@ def _placed(own: Sequence[int]) -> list[tuple[str, bool]]:
 
 @dataclass(frozen=True)
 class Costs:
-    """A model of [time, GiB]: of the first corner, and what a block of a kind, [kinds, choices, 2], or a kept
-    unit adds. Times are of the goal's unit of work. `hidden`: the share of a kind's blocks that can offload
-    all they save beside others' computation; `late`: what each further one adds to the time."""
+    """A model of [time, GiB]: `least` of the first corner, plus costs of a block of each kind (`blocks`:
+    [kinds, choices, 2]) and of a kept unit. Times are per unit of work of the goal. `hidden`: the share of a
+    kind's blocks whose full offload overlaps with computation; `late`: time that each further one adds."""
 
     least: np.ndarray[Any, Any]
     blocks: np.ndarray[Any, Any]
@@ -155,7 +155,7 @@ class Costs:
         if family.offloads:
             kept, moved = blocks[:, _KEEPS_ALL, 0] * sizes, blocks[:, _OFFLOADS_ALL, 0] * sizes
             waited = np.maximum(0.0, moved - kept)
-            # Copies out are beside forward, a third of the time, and copies back beside backward.
+            # Copies to the host overlap with forward, a third of the time; copies back with backward.
             forward = (figures[0, 0] + kept) / 3 * sizes / sizes.sum()
             copied = np.where(waited < forward, forward + waited, (3 * forward + waited) / 2)
             hidden = forward / copied
@@ -164,7 +164,7 @@ class Costs:
         return cls(figures[0], blocks, unit, hidden, late)
 
     def of(self, mix: Mix) -> np.ndarray[Any, Any]:
-        """Return [time, GiB] of `mix`."""
+        """Return the modelled [time, GiB] of `mix`."""
         blocks = np.array(mix.blocks)
         beside = self.hidden * (blocks.sum(axis=1) - blocks[:, _THIN])
         over = np.maximum(0, blocks[:, _OFFLOADS_ALL] - beside) @ self.late
@@ -172,24 +172,24 @@ class Costs:
         return figures + np.array([over, 0.0])
 
     def corrected(self, mix: Mix, found: Candidate) -> Costs:
-        """Return the model with less time of the link, where `mix` ran slower than that allows, by at least
-        what one block costs that comes late."""
+        """Return the model with a smaller `hidden` share if `mix` ran slower than predicted, by at least the
+        cost of one late block."""
         moved = (np.array(mix.blocks)[:, _OFFLOADS_ALL] > 0) & (self.late > 0)
         if not found.speed or not moved.any() or 1 / found.speed - self.of(mix)[0] < self.late[moved].min():
             return self
         return dataclasses.replace(self, hidden=self.hidden * np.where(moved, _LESS, 1.0))
 
     def best(self, family: Family, gib: float) -> Mix | None:
-        """Return the fastest mix within so many GiB, by integer programming; None: there is none."""
+        """Return the fastest mix within `gib` by integer programming; None if there is none."""
         from scipy.optimize import Bounds, LinearConstraint, milp  # takes long to import
 
-        # Variables: blocks of each kind with each choice, units kept, blocks of each kind that come late.
+        # Variables: blocks of each kind with each choice, kept units, late blocks of each kind.
         kinds, count = len(family.sizes), len(CHOICES)
         late = np.stack([self.late, np.zeros(kinds)], axis=1)
         prices = np.vstack([self.blocks.reshape(-1, 2), self.unit, late])
         none, each = np.zeros((kinds, 1)), np.eye(kinds)
         belongs = np.hstack([np.kron(each, np.ones(count)), none, 0 * each])
-        # What is late is at least what offloads all, less the share of those that are not thin.
+        # Late blocks >= blocks that offload everything - `hidden` share of the blocks that are not thin.
         _, thin, _, _, moves = np.eye(count)
         moved = np.hstack([np.kron(each, moves) + np.kron(np.diag(self.hidden), thin), none, -each])
         allowed = np.isin(np.arange(count), family.choices)
@@ -211,8 +211,8 @@ class Costs:
 
 
 def _figures_at(family: Family, near: Sequence[Candidate], far: Candidate) -> np.ndarray[Any, Any]:
-    """Return [time, GiB] of corners by those at a batch, `near`, and the first one at another: a choice costs
-    the same time a sample, and bytes by the batch; a kept unit costs the same a step."""
+    """Extrapolate [time, GiB] of corners from those at one batch, `near`, and the first one at another. A
+    choice costs constant time per sample, and bytes by the batch; a kept unit constant time per step."""
     figures = np.array([(1 / each.speed, _gib(each)) for each in near])
     at, first, last = (config.settings.batch for config in (family.base, near[0].config, far.config))
     scaled = (figures - figures[0]) * (1.0, at / first)
@@ -235,8 +235,8 @@ def _gib(candidate: Candidate) -> float:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The fastest uniform candidate whose memory suffices at the upper end of its interval (None: none does)
-    and the fastest one by unit; how many were simulated for it, and the bytes that a GPU may reserve."""
+    """The fastest uniform candidate that fits at the upper end of its memory interval (None if none does) and
+    the fastest per-unit one; how many candidates were simulated, and the bytes that a GPU may reserve."""
 
     uniform: Candidate | None
     by_unit: Candidate
@@ -245,12 +245,12 @@ class Chosen:
 
 
 class NothingFitsError(BenchError):
-    """A search by unit that found nothing that surely fits."""
+    """Raised if a per-unit search finds nothing that surely fits."""
 
 
 def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chosen:
-    """Choose by unit and among the batches of `tried`, the uniform candidates, under the GPU's memory or
-    `memory`; the best of them where nothing is faster.
+    """Choose settings per unit, and a batch of the uniform candidates `tried`, within the GPU's memory or
+    `memory`. Return the best uniform candidate if nothing is faster.
 
     Raises `NothingFitsError`, or `UsageError` for a model without blocks.
     """
@@ -270,12 +270,12 @@ def _usable(config: Config, memory: int | None) -> int:
 
 
 def is_safe(candidate: Candidate) -> bool:
-    """Return whether it ran, and memory suffices at the upper end of its interval."""
+    """Return whether it ran, and fits at the upper end of its memory interval."""
     return candidate.feasible and not candidate.risky
 
 
 def _families(tried: Sequence[Candidate]) -> list[tuple[list[Family], int]]:
-    """Return the families with uniform candidates near the fastest: one a batch, and where to start."""
+    """Return families near the fastest uniform candidate: one for each batch, and the index to start at."""
     found: dict[str, dict[int, tuple[Config, float]]] = {}
     for each in tried:
         base = _base_of(each.config)
@@ -328,20 +328,20 @@ def family_of(base: Config) -> Family:
 
 
 def _can_offload(base: Config) -> bool:
-    """Return whether what a block saves may be offloaded: its system can, and each block is a unit."""
+    """Return whether blocks may offload: the system supports it, and each block is a unit."""
     workload, moved = workload_named(base), base.settings.changed(activation_offload=True)
     refused = not_applicable(dataclasses.replace(base, settings=moved), ("activation_offload",), base)
     return not refused and workload.units(base.settings.wrap) == workload.units("block")
 
 
 def alike(kinds: Iterable[int]) -> tuple[int, ...]:
-    """Return the kind of each block: one for all where there are too many to search."""
+    """Return the kind of each block; a single kind for all if there are too many to search."""
     found = tuple(kinds)
     return found if max(found, default=0) < _MOST_KINDS else (0,) * len(found)
 
 
 class Search:
-    """A search of families. `best`: the fastest that surely fits; `simulated`: how many were, for it."""
+    """A search over families. `best`: the fastest candidate that surely fits; `simulated`: how many ran."""
 
     def __init__(
         self, judge: Judge, memory: int | None, tried: Sequence[Candidate], best: Candidate | None
@@ -352,8 +352,8 @@ class Search:
         self.best, self.simulated = best, 0
 
     def search(self, families: Sequence[Family], start: int) -> None:
-        """Search families of one batch each, most promising first, by what the start's costs, and the first
-        corner of the one farthest from it. Without offload memory is known better: these are others."""
+        """Search families of one batch each, most promising first, by the costs of the family at `start` and
+        the first corner of the farthest one. Also search without offload: its memory is predicted better."""
         promising: list[tuple[float, Family, Costs, float]] = []
         for offloads in sorted({False, families[start].offloads}):
             own = [dataclasses.replace(family, offloads=offloads) for family in families]
@@ -369,12 +369,12 @@ class Search:
                 self._search(family, costs, gib)
 
     def improve(self) -> None:
-        """Go from each mix that a search began with, the fastest first, to neighbours that beat the best."""
+        """Improve each starting mix, the fastest first, by moving to neighbours that beat the best."""
         for _, family, costs, gib, mix in sorted(self._starts, key=lambda each: -each[0].speed):
             self._improve(family, costs, gib, mix)
 
     def vary_units(self) -> None:
-        """Change sizes of the best's units, then their prefetch; of a half where all exceed memory."""
+        """Vary sizes of the best candidate's units, then their prefetch; of half of them if not all fit."""
         if self.best is None or self.best.config.script is not None:
             return
         for name, variants in _OF_UNITS.items():
@@ -401,14 +401,14 @@ class Search:
         return [self._known[key] for key in keys]
 
     def _corners(self, family: Family, most: int | None = None) -> list[Candidate]:
-        """Return the family's (first `most`) corners, simulated; none where one of them cannot be."""
+        """Simulate the family's (first `most`) corners; return none if one of them cannot run."""
         configs = [family.config(mix) for mix in family.corners()[:most]]
         refused = configs[-1].script is None and not_applicable(configs[-1])
         found = [] if refused else self._simulated(map(self._with_room, configs))
         return found if all(each.status is Status.OK and each.memory for each in found) else []
 
     def _search(self, family: Family, costs: Costs, gib: float) -> None:
-        """Search one family, starting from what the model says and from corners that are known to be safe."""
+        """Search one family, starting from the model's best mix and from corners known to be safe."""
         known = {mix: self._known.get(content_key(family.config(mix))) for mix in family.corners()}
         found = {mix: each for mix, each in known.items() if each and is_safe(each)}
         wrong = late = 0.0
@@ -426,7 +426,7 @@ class Search:
             self._starts.append((found[start], family, costs, gib, start))
 
     def _with_room(self, config: Config) -> Config:
-        """Return `config`, with room where it is not known to run as it is, without retries."""
+        """Return `config`, or its variant on GPUs with more memory unless it is known to run safely."""
         known = self._known.get(content_key(config))
         return config if known and is_safe(known) and known.memory else with_room(config)
 
@@ -434,13 +434,13 @@ class Search:
         return self.best is not None and time * self.best.speed >= 1 + margin
 
     def _limit(self, base: Config, like: Candidate) -> float:
-        """Return the GiB of which the upper end of the interval is all that may be reserved."""
+        """Return the GiB whose upper interval end equals the memory that may be reserved."""
         size = like.memory or 1
         low = like.interval.peak_memory_bytes["reserved"][0] if like.interval else size
         return _usable(base, self._memory) * low / size / 2**30
 
     def _exact(self, family: Family, mix: Mix) -> Candidate:
-        """Simulate `mix`; its memory with room where it runs out."""
+        """Simulate `mix`; if it runs out of memory, take its memory from a run on larger GPUs."""
         config = family.config(mix)
         found = self._tried(config)
         if found.memory is None or found.status is not Status.OK:
@@ -449,15 +449,15 @@ class Search:
         return found
 
     def _tried(self, config: Config, least: float = 1.0) -> Candidate:
-        """Simulate a configuration; it is the best if it is faster by more than the factor `least`."""
+        """Simulate a configuration; update `best` if it is faster by more than the factor `least`."""
         (found,) = self._simulated([config])
         if is_safe(found) and (self.best is None or found.speed > least * self.best.speed):
             self.best = found
         return found
 
     def _improve(self, family: Family, costs: Costs, gib: float, mix: Mix) -> None:
-        """Go to the fastest neighbour as long as one should beat the best that was found, and fits. It is
-        expected to differ from the nearest mix that ran here, this one or one before, as the model says."""
+        """Move to the fastest neighbour while one is predicted to beat the best and to fit. Predictions are
+        the model plus its error at the nearest mix that ran here."""
         now, left = self._exact(family, mix), _TRIES
         errors, tried = {mix: _figures(now) - costs.of(mix)}, {mix}
         while left:
@@ -480,7 +480,7 @@ class Search:
 
 
 def _neighbours(family: Family, mix: Mix) -> dict[Mix, int]:
-    """Return the mixes around one, each with the moves to it: 1, or 2 of single blocks or units."""
+    """Return the neighbours of a mix, each with its number of moves: 1, or 2 of single blocks or units."""
     found = {other: 1 for step in _STEPS for other in _moved(family, mix, step)}
     for other in _moved(family, mix, 1):
         for further in _moved(family, other, 1):
@@ -489,7 +489,7 @@ def _neighbours(family: Family, mix: Mix) -> dict[Mix, int]:
 
 
 def _moved(family: Family, mix: Mix, step: int) -> Iterator[Mix]:
-    """Yield the mixes with so many blocks of one kind changed, or so many more or fewer units kept."""
+    """Yield the mixes with `step` blocks of one kind changed, or `step` more or fewer units kept."""
     for kind, own in enumerate(mix.blocks):
         for one, other in itertools.permutations(family.choices, 2):
             if own[one] >= step:
@@ -501,8 +501,8 @@ def _moved(family: Family, mix: Mix, step: int) -> Iterator[Mix]:
 
 
 def of_sizes(config: Config) -> Iterator[list[Config]]:
-    """Yield `config` with units of two blocks where two have the same settings: everywhere, behind the first,
-    before the last, in the first half, in the last one."""
+    """Yield `config` with units of two blocks if both have the same settings: everywhere, after the first,
+    before the last, in the first half, in the second half."""
     stacks, settings = workload_named(config).stacks(), config.settings
     now, count, half = unit_sizes(settings.wrap, stacks), sum(stacks), sum(stacks) // 2
     if not now:
@@ -532,7 +532,7 @@ def of_sizes(config: Config) -> Iterator[list[Config]]:
 
 
 def written(each: Sequence[Value]) -> Value:
-    """Write what each unit has; of all alike one value."""
+    """Return the values of all units as a setting; a single value if they are equal."""
     return each[0] if len(set(each)) == 1 else joined(each)
 
 
@@ -544,10 +544,10 @@ def _paired(count: int, pairs: Container[int]) -> list[int]:
 
 
 def ahead(name: str, config: Config) -> Iterator[list[Config]]:
-    """Yield `config` in which all units, or those of a half, gather one or two others ahead explicitly."""
+    """Yield `config` with explicit prefetch of one or two units in all units, or in half of them."""
     units, forward = workload_named(config).units(config.settings.wrap) or 0, name == "forward_prefetch"
     least = 0 if forward else 1
-    # The last in order has none ahead. It keeps the least, and so there are two values.
+    # The last unit has none ahead and keeps the minimum, so there are always two values.
     has_more = range(units - 1) if forward else range(1, units)
     for distance in range(least + 1, 3):
         places = has_more, has_more[: units // 2], has_more[units // 2 :]

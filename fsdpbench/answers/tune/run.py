@@ -1,10 +1,10 @@
-"""A search from its plan to its answer, in one folder that a second start continues with.
+"""A search from its plan to its answer, in one folder, from which an interrupted search resumes.
 
-search/     every point that was simulated, untraced ─────────────────── ranks ─┐
-<config>/   simulated devices: the best of them, in full  <─────────────────────┤
-            real devices: the best of them, then what Optuna asks for  <────────┘
+search/     every simulated point, untraced ──────────────────────────── ranks ─┐
+<config>/   simulated devices: full runs of the best points  <──────────────────┤
+            real devices: the best points, then suggestions of Optuna  <────────┘
 
-Of both: tune.json, best.toml, snippets.
+Both write tune.json, best.toml and snippets.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,15 +34,15 @@ from fsdpbench.sweep.trials import PointState, Progress, jobs_for
 BEST_FILE = "best.toml"
 RECORD_FILE = "tune.json"
 _CONTENDERS = 4
-"""So many of the fastest are run again where repetitions are asked for."""
+"""Number of fastest configurations that `repeat` runs again."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried: `trials` simulated points; then the best `finalists` in full. On real devices these
-    are the first of the real runs, of which there are `real_runs` (None: as many as finalists), none begun
-    after `real_seconds`; the best are run `repeat` times. `per_unit`: then recomputation and resharding are
-    chosen by unit."""
+    """How much to try: `trials` simulated points, then full runs of the best `finalists`. On real devices
+    these are the first of `real_runs` real runs (None: as many as finalists), none started after
+    `real_seconds`; the best are run `repeat` times. `per_unit`: also choose recomputation and resharding per
+    unit."""
 
     trials: int = 160
     finalists: int = 8
@@ -53,7 +53,7 @@ class Effort:
 
     @property
     def real(self) -> RealBudget:
-        """Return the bound of the real runs."""
+        """Return the budget of real runs."""
         runs = self.real_runs
         if runs is None and self.real_seconds is None:
             runs = self.finalists
@@ -62,9 +62,9 @@ class Effort:
 
 @dataclass(frozen=True)
 class Answer:
-    """The front, fastest first, as run in full; how many points were simulated to find it and how many of
-    those were feasible. `measured`: points that were run for real, and `agreement` of their order with the
-    simulated one (Spearman's rank correlation; None where too few were measured)."""
+    """The Pareto front after full runs, fastest first; how many points were simulated, and how many of those
+    were feasible. `measured`: number of points run for real; `agreement`: Spearman's rank correlation of
+    their measured and simulated order (None if too few were measured)."""
 
     front: tuple[Candidate, ...]
     tried: int
@@ -75,7 +75,7 @@ class Answer:
 
     @property
     def best(self) -> Config:
-        """Return the recommended configuration: the fastest, or what the choice by unit recommends."""
+        """Return the recommended configuration: the fastest, or the one that `per_unit` recommends."""
         return self.per_unit.recommended if self.per_unit else self.front[0].config
 
 
@@ -90,10 +90,10 @@ def tune(
     progress: Progress,
     tell: Callable[[str], None],
 ) -> Answer:
-    """Search `points` on simulated GPUs, run the best in full on their own device, write what came of it.
+    """Search `points` on simulated GPUs, run the best in full on their own device and write the answer.
 
-    `progress` shows the full runs; `tell` takes a line now and then. The caller holds
-    the store's lock. Raises `BenchError` if nothing that was tried is feasible.
+    `progress` shows the full runs; `tell` gets status lines. The caller holds the store's lock. Raises
+    `BenchError` if no point that was tried is feasible.
     """
     store.write_space(space, [])
     origin = {
@@ -140,7 +140,7 @@ def _by_unit(
     effort: Effort,
     progress: Progress,
 ) -> Answer:
-    """Run what was chosen by unit in full, beside the uniform ones that surely fit."""
+    """Run the per-unit choice in full, together with the uniform configurations that surely fit."""
 
     def in_full(found: Candidate) -> Candidate:
         return replace(found, config=replace(found.config, measurement=points[0].measurement))
@@ -165,7 +165,7 @@ def _simulate(
     seed: int,
     tell: Callable[[str], None],
 ) -> tuple[list[Candidate], Chosen | None]:
-    """Return the search on simulated GPUs: what was tried, in order; and the choice by unit, if wanted."""
+    """Search on simulated GPUs. Return the candidates in order, and the per-unit choice if requested."""
     simulated = [changed for config in points if (changed := as_simulated(config)) is not None]
     if points[0].device != "cpu":
         simulated = _with_room(simulated, tell)
@@ -187,7 +187,7 @@ def _simulate(
 
 
 def _with_room(simulated: Sequence[Config], tell: Callable[[str], None]) -> list[Config]:
-    """Return the points without those that cannot fit by arithmetic. Raises `BenchError` if none is left."""
+    """Remove the points that cannot fit by arithmetic. Raises `BenchError` if none is left."""
     reasons = [cannot_fit(config) for config in simulated]
     left = [config for config, reason in zip(simulated, reasons, strict=True) if reason is None]
     if simulated and not left:
@@ -208,7 +208,7 @@ def _run_in_full(
 
 
 def _ranked(tried: Sequence[Candidate]) -> list[Candidate]:
-    """Return the feasible candidates: the front from its fast end, then the rest by speed."""
+    """Return the feasible candidates: the front, fastest first, then the rest by speed."""
     front = pareto(tried)
     keys = {content_key(candidate.config) for candidate in front}
     rest = sorted((c for c in tried if c.feasible), key=lambda candidate: -candidate.speed)
@@ -261,7 +261,7 @@ def _write(folder: Path, answer: Answer, goal: Goal) -> None:
 
 
 def one_point_space(config: Config) -> dict[str, object]:
-    """Return `config` as a space of one point, which `fsdpbench sweep best.toml` runs again."""
+    """Return `config` as a space of one point, so that `fsdpbench sweep best.toml` can run it again."""
     settings = config.settings.to_dict()
     return {
         "model": config.model,
@@ -279,16 +279,16 @@ def one_point_space(config: Config) -> dict[str, object]:
 
 # Optuna over simulated points.
 #     ask ──> suggested values ──nearest point not tried yet──> run a batch ──> tell ──> ask …
-# Batches have a fixed size, whatever runs side by side, so that one seed always tries the same points.
+# Batches have a fixed size, independent of parallelism, so that a seed always tries the same points.
 
 BATCH = 8
 _FIRST = 16
-"""Points tried before the sampler has anything to learn from."""
+"""Number of points tried at random before the sampler learns from them."""
 Evaluate = Callable[[Sequence[Config]], list[Candidate]]
 
 
 def search(points: Sequence[Config], trials: int, seed: int, evaluate: Evaluate) -> list[Candidate]:
-    """Try at most `trials` of `points`, all of them if there are no more. Returns what was tried, in order.
+    """Try at most `trials` of `points`, or all if there are fewer. Return the candidates in order.
 
     Raises `UsageError` if optuna is not installed and would be needed.
     """
@@ -309,7 +309,7 @@ class _Search:
 
     def run(self, trials: int, evaluate: Evaluate) -> list[Candidate]:
         tried: list[Candidate] = []
-        firsts: dict[str, int] = {}  # of each system: usual settings come first in their lists
+        firsts: dict[str, int] = {}  # first point of each system: lists begin with the usual settings
         for index, config in enumerate(self._space.points):
             firsts.setdefault(config.system, index)
         for index in firsts.values():
@@ -324,7 +324,7 @@ class _Search:
         return tried
 
     def _next(self) -> tuple[int, Any]:
-        """Return a point to try and its trial, whose parameters are exactly that point's."""
+        """Return a point to try and a trial with exactly the parameters of that point."""
         asked = self._study.ask(self._space.distributions)
         index = self._space.nearest(asked.params, self._left)
         del self._left[index]
@@ -340,8 +340,8 @@ _LEAST_PAIRS = 3
 
 
 class RealRuns:
-    """Runs points one after the other into `store`, as a sweep does. `total`: how many at most, for
-    `progress`; None if only time bounds them."""
+    """Runs points one after the other into `store`, as a sweep does. `total`: maximum number of points for
+    `progress`; None if only time limits them."""
 
     def __init__(
         self, store: Store, space: dict[str, object], goal: Goal, progress: Progress, total: int | None = None
@@ -366,8 +366,8 @@ class RealRuns:
         refresh_index(self._store)
 
     def repeated(self, measured: Sequence[Candidate], repeat: int, contenders: int) -> list[Candidate]:
-        """`measured` with the fastest `contenders` run `repeat` times each, interleaved, so that luck in a
-        single run does not decide between them."""
+        """Run the fastest `contenders` `repeat` times each, interleaved, so that a single lucky run does not
+        decide between them. Return all `measured` candidates with the new results."""
         fastest = sorted((c for c in measured if c.feasible), key=lambda c: -c.speed)[:contenders]
         again = [candidate.config for candidate in fastest] if repeat > 1 else []
         if again:
@@ -376,8 +376,8 @@ class RealRuns:
 
 
 def rank_agreement(pairs: Sequence[tuple[Candidate | None, Candidate]]) -> float | None:
-    """Return Spearman's rank correlation of simulated and measured speeds, over the points that have both.
-    None for fewer than three, or where one side has one speed only."""
+    """Return Spearman's rank correlation of simulated and measured speeds over the points that have both.
+    None for fewer than three points, or if all speeds of one side are equal."""
     both = [(known.speed, found.speed) for known, found in pairs if known is not None and found.feasible]
     if len(both) < _LEAST_PAIRS or any(len(set(side)) < 2 for side in zip(*both, strict=True)):
         return None
@@ -387,7 +387,7 @@ def rank_agreement(pairs: Sequence[tuple[Candidate | None, Candidate]]) -> float
 
 
 class _Continued(Progress):
-    """Many short sweeps shown as one. What is found done comes first: a search takes the same way again."""
+    """Shows many short sweeps as one. Finished points come first: a resumed search repeats its order."""
 
     def __init__(self, inner: Progress, total: int | None) -> None:
         self._inner = inner

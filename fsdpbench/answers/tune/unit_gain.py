@@ -1,7 +1,7 @@
-"""The gain of the choice by unit over the best uniform configuration: its figures, and a picture.
+"""The gain of per-unit choices over the best uniform configuration: figures, and a picture.
 
-The picture has a box for each block (what it recomputes) and each unit (whether it is resharded, or what it
-saves offloaded, its blocks, its prefetch), and below them a step's memory, by unit and uniform.
+The picture has a box for each block (recomputation) and each unit (resharding, offload, number of blocks,
+prefetch), and below them the memory over a step, per unit and uniform.
 """
 
 from collections import Counter
@@ -31,9 +31,9 @@ PICTURE = "per_unit.svg"
 
 @dataclass(frozen=True)
 class UnitGain:
-    """The best uniform configuration and the one by unit, as run in full; `gain`: of throughput, with its
-    interval (None: nothing uniform fits safely). `usual`: what is recommended of the uniform ones, if it is
-    another."""
+    """The best uniform and the best per-unit configuration, after full runs. `gain`: of throughput, with its
+    interval (None if no uniform one fits safely). `usual`: the recommended uniform configuration, if it is
+    another one."""
 
     chosen: Chosen
     gain: Paired | None
@@ -41,13 +41,13 @@ class UnitGain:
 
     @property
     def recommended(self) -> Config:
-        """Return the configuration to take: uniform where the other is not known to be faster."""
+        """Return the recommended configuration: uniform unless the other is known to be faster."""
         uniform = self.chosen.uniform
         kept = uniform is not None and self.gain is not None and self.gain.low <= 0
         return self.usual or uniform.config if uniform and kept else self.chosen.by_unit.config
 
     def to_dict(self) -> Mapping[str, object]:
-        """Return the record in JSON: the choice in full, which the name does not say."""
+        """Return the JSON record, with all settings of the choice, because the name does not show them."""
         chosen, gain = self.chosen, self.gain
         best = chosen.by_unit
         return {
@@ -68,7 +68,7 @@ class UnitGain:
         return cls(chosen, pair(*both) if chosen.uniform else None, usual)
 
     def words(self, rate: str = "") -> str:
-        """Return the answer for people, with the speed of the choice as `rate`."""
+        """Return the answer as text, with the speed of the choice given as `rate`."""
         chosen, settings = self.chosen, self.chosen.by_unit.config.settings
         if chosen.uniform and chosen.uniform.config == chosen.by_unit.config:
             return f"By unit: none of {chosen.simulated} choices is faster than the best uniform one{rate}"
@@ -90,7 +90,7 @@ class UnitGain:
 
 
 def gained(folder: Path, chosen: Chosen) -> "UnitGain":
-    """Compare both configurations of `chosen`, which have run in full in `folder`, and draw them there."""
+    """Compare both configurations of `chosen` by their full runs in `folder`, and draw the picture there."""
     entries = {entry.row.folder.name: entry for entry in rank(load_run(folder))}
     one = entries[point_folder_name(chosen.by_unit.config)]
     other = chosen.uniform and entries[point_folder_name(chosen.uniform.config)]
@@ -101,7 +101,7 @@ def gained(folder: Path, chosen: Chosen) -> "UnitGain":
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of the picture: (ns, bytes allocated) of a step, the place of its peak, and bytes reserved."""
+    """A line of the picture: points (ns, bytes allocated) of a step, index of its peak, bytes reserved."""
 
     name: str
     colour: str

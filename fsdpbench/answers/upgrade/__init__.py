@@ -1,1 +1,1 @@
-"""`fsdpbench upgrade`: one script in two environments of packages, and what differs."""
+"""`fsdpbench upgrade`: run a script in two package environments and compare the results."""

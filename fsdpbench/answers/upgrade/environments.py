@@ -1,9 +1,9 @@
-"""Environments of packages, each made by pip in a folder of the cache, once, and used only if it is whole.
+"""Package environments, each made once by pip in a cache folder, and used only if it is complete.
 
     KEY/ the environment   KEY.json its packages, written last   KEY.lock its maker   KEY.log pip's error
 
-KEY is a hash of what was asked for: requirements, constraints, Python, fsdpbench's version and dependencies.
-fsdpbench is not installed there: the sources that run here run there too (`runs.py`).
+KEY is a hash of the request: requirements, constraints, Python, fsdpbench's version and dependencies.
+fsdpbench is not installed there; runs use the sources of this process (`runs.py`).
 """
 
 import contextlib
@@ -47,7 +47,7 @@ print(json.dumps([sys.argv[1], platform.python_version(), lines, needs]))
 
 
 class Environment(msgspec.Struct, frozen=True, array_like=True):
-    """`python`: the interpreter; by name, `packages`: lines of pip freeze, `needs`: dependencies."""
+    """`python`: the interpreter; `packages`: lines of pip freeze, `needs`: dependencies, both by name."""
 
     python: str
     version: str
@@ -57,7 +57,7 @@ class Environment(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class Wanted:
-    """An environment that the options of a `side` ask for: of pip, or `python`, one that is there."""
+    """The environment requested for a `side`: made by pip, or an existing interpreter `python`."""
 
     side: str
     requirements: tuple[str, ...] = ()
@@ -67,15 +67,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Cache:
-    """The folder of environments. `patience_s`: how long to wait for another process that makes one."""
+    """The folder of environments. `patience_s`: how long to wait while another process makes one."""
 
     folder: Path
     tell: Callable[[str], None]
     patience_s: float = 1800.0
 
     def environment(self, wanted: Wanted) -> Environment:
-        """Return it, made if it is not there. Raises `CannotJudgeError` if pip or Python cannot make it, or
-        another process does not end making it; `UsageError` for an interpreter that lacks packages."""
+        """Return the environment `wanted`; make it if it is missing. Raises `CannotJudgeError` if pip or
+        Python fails, or another process does not finish it; `UsageError` if an interpreter lacks packages."""
         if wanted.python is not None:
             found = _probed(str(wanted.python))
             if lacking := [each for each in _own_needs() if normalized(each) not in found.packages]:
@@ -91,7 +91,7 @@ class Cache:
         with written(self.folder, "; name another with --cache"), unwinding(), contextlib.ExitStack() as held:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._hold(path.with_suffix(".lock"), held)
-            # The files of a local package may have changed.
+            # Always made again for local packages, because their files may have changed.
             local = any(each.startswith((".", "/")) or "file:" in each for each in wanted.requirements)
             return (None if local else _known(path)) or self._made(path, words, wanted)
 
@@ -130,12 +130,12 @@ class Cache:
 
 
 def normalized(name: str) -> str:
-    """Return the name of a package, or of a requirement's package, as all its spellings have it."""
+    """Return the normalised name of a package or of a requirement's package."""
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", name.strip(), maxsplit=1)[0]).lower()
 
 
 def differing(before: Environment, after: Environment) -> dict[str, tuple[str | None, str | None]]:
-    """Return the packages that differ, or that one lacks: both lines by name."""
+    """Return the packages that differ or are missing on one side: both lines by name."""
     names = sorted({**before.packages, **after.packages})
     pairs = {name: (before.packages.get(name), after.packages.get(name)) for name in names}
     return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
@@ -147,7 +147,7 @@ def _own_needs() -> tuple[str, ...]:
 
 
 def _known(path: Path) -> Environment | None:
-    """Return the environment in `path`, None unless it is there with all packages that were installed."""
+    """Return the environment in `path`, or None unless it has all packages that were installed."""
     with contextlib.suppress(BenchError, msgspec.ValidationError):
         recorded = msgspec.convert(read_json(path.with_suffix(".json")), Environment)
         if recorded == _probed(str(path / "bin" / "python")):
@@ -164,8 +164,8 @@ def _probed(python: str) -> Environment:
 
 
 def finished(words: Sequence[str], limit_s: float, more: Mapping[str, str] | None = None) -> Finished:
-    """Run a command that ends with this process, within `limit_s` seconds; `more`: variables for it. Raises
-    `CannotJudgeError` if it cannot start or is late."""
+    """Run a command, at most `limit_s` seconds; it is killed if this process dies. `more`: environment
+    variables. Raises `CannotJudgeError` if it cannot start or times out."""
     given = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONHOME")}
     try:
         return subprocess.run(
@@ -180,6 +180,6 @@ def finished(words: Sequence[str], limit_s: float, more: Mapping[str, str] | Non
 
 
 def last_line(done: Finished) -> str:
-    """Return the last line that a command wrote, of its errors if there are any."""
+    """Return the last line of a command's stderr, or of its stdout if stderr is empty."""
     lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     return lines[-1].removeprefix("fsdpbench: ") if lines else f"exit code {done.returncode}, no output"

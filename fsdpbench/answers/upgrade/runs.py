@@ -1,6 +1,6 @@
-"""Runs of a script in environments, by the sources of fsdpbench that run here: two are compared, others find
-the packages that cause a difference. The answer has the gate's verdict, what differs in a step, what was
-executed and what priced."""
+"""Run a script in package environments with the current sources of fsdpbench: two runs are compared, and more
+runs find the packages that cause a difference. The answer has the gate's verdict, the differences of a step,
+and which parts were executed and which only priced."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from fsdpbench.reports.analysis import RankAnalysis, analyze
 from fsdpbench.reports.analysis.trace_diff import TraceDiff, describe_diff, diff_ranks
 from fsdpbench.reports.result import Result
 
-_STARTING_S = 600.0  # to import packages, beyond ten times the limit (waits for a busy processor)
+_STARTING_S = 600.0  # to import packages, in addition to ten times the limit (for a busy processor)
 _PRICES = {
     "executed": "the packages' own code: the kernels, collectives, copies and allocations that it issues",
     "priced": "the time of each, by one table for both sides: a kernel that got faster or slower is not seen",
@@ -35,7 +35,7 @@ _MOST_PACKAGES = 8
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its figures as the gate reads them; and its trace, None if it left none."""
+    """A finished run: its figures as the gate reads them, its result, and its trace if there is one."""
 
     side: Side
     result: Result
@@ -44,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Program:
-    """A script to run in environments. `words` of `fsdpbench run`; `sources`: where fsdpbench is linked."""
+    """A script to run in environments. `words`: of `fsdpbench run`; `sources`: where fsdpbench is linked."""
 
     words: tuple[str, ...]
     arguments: tuple[str, ...]
@@ -53,8 +53,8 @@ class Program:
     tell: Callable[[str], None]
 
     def run(self, environment: Environment, folder: Path, label: str) -> Run:
-        """Run it in `environment` and leave a run folder. Raises `UsageError` for what `fsdpbench run`
-        refuses, `CannotJudgeError` if it leaves no result; both name `label`."""
+        """Run the script in `environment` and write a run folder. Raises `UsageError` if `fsdpbench run`
+        rejects its arguments, `CannotJudgeError` if there is no result; both name `label`."""
         self.tell(f"{label}: running in {environment.python}")
         if not (self.sources / "fsdpbench").is_symlink():
             (self.sources / "fsdpbench").symlink_to(Path(fsdpbench.__file__).parent)
@@ -77,26 +77,26 @@ def run_in(folder: Path, result: Result) -> Run:
     traces = sorted(Path(result.folder or folder).glob("trace/*_trace.json.gz"))
     ranks = analyze(traces[:1]).ranks if traces else ()
     side = read_side(folder)
-    # Another version of torch is what is asked about; all else has to be alike.
+    # The versions of torch may differ, since they are compared here; everything else must be equal.
     facts = {name: value for name, value in side.surroundings.facts.items() if name != "torch"}
     return Run(replace(side, surroundings=Surroundings(facts)), result, ranks[0] if ranks else None)
 
 
 def compared(before: Run, after: Run, thresholds: Thresholds) -> Comparison:
-    """Return the gate's comparison. Raises `CannotJudgeError` for sides that cannot be compared."""
+    """Return the gate's comparison. Raises `CannotJudgeError` if the sides cannot be compared."""
     require_alike(before.side.surroundings, after.side.surroundings)
     return compare(*paired(before.side, after.side), thresholds, absent_of(before.side, after.side))
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """Some packages alone as the newer side has them: figures that become worse, or why none are known."""
+    """A run with only some packages of the newer side: figures that are worse, or why it was skipped."""
 
     packages: list[str]
     worse: list[str] = []
     skipped: str = ""
 
     def line(self) -> str:
-        """Return it as a line."""
+        """Return the outcome as a line of text."""
         found = f"skipped: {self.skipped}" if self.skipped else f"worse: {', '.join(self.worse) or 'nothing'}"
         return f"  {one_line(', '.join(self.packages), 60)}: {found}"  # a terminal's line
 
@@ -105,17 +105,17 @@ def bisect(
     cache: Cache, program: Program, sides: tuple[Environment, Environment],
     judge: Callable[[Run], Comparison], folder: Path, named: Collection[str],
 ) -> Iterator[Tried]:  # fmt: skip
-    """Try the packages `named` that differ between `sides`, one at a time, in the older side; then all others
-    together, halved while a half is worse. `judge` compares with the older side's run; `folder` gets runs."""
+    """Try the differing packages in `named` one at a time in the older side; then all other differing ones,
+    bisected while a half is worse. `judge` compares with the older side's run; `folder`: for runs."""
     before, after = sides
     changed = list(differing(before, after))
 
     def tried(unit: list[str]) -> Tried:
-        """Try `unit` with what it needs and the older side lacks; refused by pip, with all that it needs."""
+        """Try `unit` with dependencies that the older side lacks; if that fails, with all dependencies."""
         last = ""
         for among in ([name for name in changed if name not in before.packages], changed):
             group = list(unit)
-            for name in group:  # grows meanwhile
+            for name in group:  # the list grows during the loop
                 group += [each for each in among if each in after.needs.get(name, ()) and each not in group]
             names = {**before.packages, **after.packages}.keys()
             lines = [(after if name in group else before).packages.get(name) for name in sorted(names)]
@@ -143,7 +143,7 @@ def bisect(
 
 @dataclass(frozen=True)
 class Upgrade:
-    """The answer on a `program`, the older side first. `tried`: None if nothing was bisected."""
+    """The answer for a `program`, the older side first. `tried`: None without bisection."""
 
     program: str
     environments: tuple[Environment, Environment]
@@ -158,7 +158,7 @@ class Upgrade:
         return diff_ranks(*traces) if len(traces) == 2 else None
 
     def to_dict(self) -> dict[str, object]:
-        """Return the answer for programs."""
+        """Return the answer as plain values for JSON."""
         before, after = self.environments
         changed = differing(before, after).items()
         return {
@@ -175,15 +175,15 @@ class Upgrade:
         }
 
     def as_text(self) -> str:
-        """Return the answer as lines."""
+        """Return the answer as text."""
         changed = differing(*self.environments).values()
         named = [f"{old} -> {new}" for old, new in changed if old and new][:_MOST_PACKAGES]
         named += [f"{len(changed) - len(named)} others"] if len(changed) > len(named) else []
         lines = [self.program, *_wrapped(f"packages that differ: {', '.join(named) or 'none'}")]
-        for line in as_text(self.comparison).split("\n")[:-1]:  # the last one sums up
+        for line in as_text(self.comparison).split("\n")[:-1]:  # without the summary line
             lines += _wrapped(line) if line.startswith("cause") else [line]
         if (step := self.step) is not None:
-            lines += [*describe_diff(step).split("\n")[2:], ""]  # the first two name the traces
+            lines += [*describe_diff(step).split("\n")[2:], ""]  # without the two lines that name the traces
         lines += self._waits()
         if self.tried is not None:
             lines += ["newer versions alone:", *(line for t in self.tried for line in _wrapped(t.line())), ""]
@@ -193,7 +193,7 @@ class Upgrade:
         return "\n".join(lines)
 
     def _waits(self) -> list[str]:
-        """Return the lines of the script that wait for the GPU more often or less often than before."""
+        """Return the script lines that wait for the GPU more or less often than before."""
         both = [run.result.observed for run in self.runs]
         found = [seen.waits if seen else [] for seen in both]
         old, new = ({f"{each.file}:{each.line}": each.per_step for each in waits} for waits in found)

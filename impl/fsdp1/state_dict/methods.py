@@ -1,7 +1,7 @@
-"""The calls of ``FullyShardedDataParallel`` that concern state dicts, with torch's names and arguments.
+"""The state dict methods of ``FullyShardedDataParallel``, with torch's names and arguments.
 
-A base class of the wrapper, so that ``FullyShardedDataParallel.optim_state_dict(...)`` reads as in torch.
-The work is in ``recursion.py``, ``state_values.py`` and the ``optim_*.py`` files.
+They are in a base class of the wrapper, so that ``FullyShardedDataParallel.optim_state_dict(...)`` works as
+in torch. The implementation is in ``recursion.py``, ``state_values.py`` and the ``optim_*.py`` files.
 """
 
 from collections.abc import Iterator
@@ -25,10 +25,10 @@ from .recursion import WrapperStates, states_of
 
 
 class StateDictMethods(nn.Module):
-    """State dicts of a model, and of its optimizer."""
+    """Methods for state dicts of a model and of its optimizer."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Do as ``nn.Module.state_dict``, with values as ``set_state_dict_type`` says. A collective."""
+        """Return the state dict, with values of the type set by ``set_state_dict_type``. Collective."""
         states = states_of(self)
         assert states is not None
         try:
@@ -43,17 +43,17 @@ class StateDictMethods(nn.Module):
         state_dict_config: StateDictConfig | None = None,
         optim_state_dict_config: OptimStateDictConfig | None = None,
     ) -> StateDictSettings:
-        """Choose what ``state_dict()`` and ``optim_state_dict()`` of all wrappers in ``module`` hold.
+        """Set the type of ``state_dict()`` and ``optim_state_dict()`` for all wrappers in ``module``.
 
         Args:
-            state_dict_config, optim_state_dict_config: of that kind; ``None`` for its defaults.
+            state_dict_config, optim_state_dict_config: configs of that type; ``None`` for its defaults.
 
         Returns:
-            The settings before, of the first wrapper.
+            The previous settings of the first wrapper.
 
         Raises:
             ValueError: no wrapper in ``module``.
-            RuntimeError: a config of another kind, or a kind that does not go with the wrapping.
+            RuntimeError: a config of another type, or a type that the wrapping does not support.
         """
         found = _wrappers(module, "set_state_dict_type")
         settings = StateDictSettings.decide(state_dict_type, state_dict_config, optim_state_dict_config)
@@ -71,7 +71,7 @@ class StateDictMethods(nn.Module):
 
         Raises:
             ValueError: no wrapper in ``module``.
-            AssertionError: wrappers with different settings.
+            AssertionError: the wrappers have different settings.
         """
         first, *others = _wrappers(module, "get_state_dict_type")
         for other in others:
@@ -88,7 +88,7 @@ class StateDictMethods(nn.Module):
         state_dict_config: StateDictConfig | None = None,
         optim_state_dict_config: OptimStateDictConfig | None = None,
     ) -> Iterator[None]:
-        """Set ``state_dict_type`` for as long as the context lasts, exceptions included."""
+        """Set ``state_dict_type`` inside this context and restore it at exit, also after an exception."""
         found = _wrappers(module, "state_dict_type")
         before = [states.settings for states in found]
         StateDictMethods.set_state_dict_type(
@@ -107,18 +107,18 @@ class StateDictMethods(nn.Module):
         optim_state_dict: StateDict | None = None,
         group: ProcessGroup | None = None,
     ) -> StateDict:
-        """Return an optimizer's state under the names of the plain model, as ``set_state_dict_type`` says.
+        """Return an optimizer's state under the original names, of the type set by ``set_state_dict_type``.
 
-        A collective. ``LOCAL_STATE_DICT`` gives sharded values, as in torch.
+        Collective. ``LOCAL_STATE_DICT`` gives sharded values, as in torch.
 
         Args:
-            model: whose parameters ``optim`` has.
-            optim_state_dict: what ``optim.state_dict()`` returned, if it was called already.
-            group: whose rank 0 gets the dict with ``rank0_only``; ``None`` for all ranks'.
+            model: the model of the parameters of ``optim``.
+            optim_state_dict: the result of ``optim.state_dict()``, if already available.
+            group: with ``rank0_only``, the group whose rank 0 gets the dict; ``None`` for all ranks.
 
         Raises:
-            ValueError: a parameter of ``optim`` that is not in ``model``.
-            RuntimeError: states that have no element for each of the parameter's, or differ between ranks.
+            ValueError: a parameter of ``optim`` is not in ``model``.
+            RuntimeError: a state tensor does not have the parameter's shape, or states differ between ranks.
         """
         settings = StateDictMethods.get_state_dict_type(model)
         sharded = settings.state_dict_type is not StateDictType.FULL_STATE_DICT
@@ -139,18 +139,18 @@ class StateDictMethods(nn.Module):
         load_directly: bool = False,
         group: ProcessGroup | None = None,
     ) -> StateDict:
-        """Return what ``optim.load_state_dict`` takes on this rank. A collective.
+        """Return the state dict to pass to ``optim.load_state_dict`` on this rank. Collective.
 
         Args:
-            optim_state_dict: from ``optim_state_dict``, or of a plain model under names
+            optim_state_dict: the result of ``optim_state_dict``, or one of an unwrapped model under names
                 (``rekey_optim_state_dict``).
             is_named_optimizer: whether the keys of ``optim`` are names.
-            load_directly: load it too.
-            group: whose rank 0 has the dict with ``rank0_only``; ``None`` for all ranks'.
+            load_directly: whether to load the result too.
+            group: with ``rank0_only``, the group whose rank 0 has the dict; ``None`` for all ranks.
 
         Raises:
-            ValueError: names, shapes or groups that do not fit ``model`` and ``optim``.
-            RuntimeError: ranks were given different states.
+            ValueError: names, shapes or groups do not fit ``model`` and ``optim``.
+            RuntimeError: ranks got different states.
         """
         settings = StateDictMethods.get_state_dict_type(model)
         source = LoadFrom(
@@ -165,7 +165,7 @@ class StateDictMethods(nn.Module):
             optim.load_state_dict(result)
         return result
 
-    # -- older calls -----------------------------------------------------------------------------------------
+    # -- older methods ---------------------------------------------------------------------------------------
 
     @staticmethod
     def full_optim_state_dict(
@@ -175,7 +175,7 @@ class StateDictMethods(nn.Module):
         rank0_only: bool = True,
         group: ProcessGroup | None = None,
     ) -> StateDict:
-        """Return the state of ``optim`` with whole values on the CPU, whatever the type that is set."""
+        """Return the state dict of ``optim`` with full values on the CPU, whatever type is set."""
         keep = not rank0_only or dist.get_rank(group) == 0
         return _save(model, optim, None, optim_input, SaveAs(sharded=False, keep=keep, offload=True))
 
@@ -183,7 +183,7 @@ class StateDictMethods(nn.Module):
     def sharded_optim_state_dict(
         model: nn.Module, optim: torch.optim.Optimizer, group: ProcessGroup | None = None
     ) -> StateDict:
-        """Return ``optim_state_dict`` with sharded values on the CPU, whatever the type that is set."""
+        """Return ``optim_state_dict`` with sharded values on the CPU, whatever type is set."""
         return _save(model, optim, None, None, SaveAs(sharded=True, keep=True, offload=True))
 
     @staticmethod
@@ -193,14 +193,14 @@ class StateDictMethods(nn.Module):
         optim_input: OptimInput | None = None,
         optim: torch.optim.Optimizer | None = None,
     ) -> StateDict:
-        """Return what ``optim`` loads of whole values that each rank has; no communication."""
+        """Return the state to load from a ``full_optim_state_dict`` on every rank; no communication."""
         return _load(model, full_optim_state_dict, optim_input, optim, LoadFrom(compare=False))
 
     @staticmethod
     def flatten_sharded_optim_state_dict(
         sharded_optim_state_dict: StateDict, model: nn.Module, optim: torch.optim.Optimizer
     ) -> StateDict:
-        """Return ``optim_state_dict_to_load`` of sharded values."""
+        """Return ``optim_state_dict_to_load`` for sharded values."""
         return _load(model, sharded_optim_state_dict, None, optim, LoadFrom(sharded=True))
 
     @staticmethod
@@ -211,7 +211,7 @@ class StateDictMethods(nn.Module):
         optim: torch.optim.Optimizer | None = None,
         group: Any | None = None,
     ) -> StateDict:
-        """Return ``optim_state_dict_to_load`` of whole values that only rank 0 of ``group`` has."""
+        """Return ``optim_state_dict_to_load`` for full values that only rank 0 of ``group`` has."""
         given = full_optim_state_dict or {}
         return _load(model, given, optim_input, optim, LoadFrom(rank0=True, group=group))
 
@@ -223,7 +223,7 @@ class StateDictMethods(nn.Module):
         optim_input: OptimInput | None = None,
         optim: torch.optim.Optimizer | None = None,
     ) -> StateDict:
-        """Return ``optim_state_dict`` under names or under numbers, so that plain models can exchange it."""
+        """Convert keys of ``optim_state_dict`` to names or numbers, to exchange it with unwrapped models."""
         return rekey(optim_state_dict, optim_state_key_type, model, optim_input, optim)
 
 
@@ -262,7 +262,7 @@ def _wrappers(module: nn.Module, call: str) -> list[WrapperStates]:
 
 
 class _EitherWrapper:
-    """Replaces torch's class in those functions, which call its methods; finds our wrappers too."""
+    """A substitute for torch's class in those functions, which also finds our wrappers."""
 
     def __init__(self, torchs: Any) -> None:
         self._torchs = torchs
@@ -284,7 +284,7 @@ class _EitherWrapper:
 
 @cache
 def serve_checkpoint_functions() -> None:
-    """Let ``get_state_dict``, ``set_state_dict`` and their kind find our wrappers as they find torch's."""
+    """Patch ``get_state_dict``, ``set_state_dict`` and the like to find our wrappers like torch's."""
     from torch.distributed.checkpoint import state_dict
 
     functions: Any = state_dict

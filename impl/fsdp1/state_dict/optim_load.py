@@ -1,7 +1,7 @@
-"""From an optimizer's state under the original names back to what an optimizer of a wrapped model loads.
+"""Convert optimizer state under the original names to the state that a wrapped model's optimizer loads.
 
-Whole tensors need no communication: each rank cuts out its part (``optim_parameters.py`` says what happens
-where only rank 0 has them). Rows move into the shards in one all-to-all for each unit and state.
+Full tensors need no communication: each rank cuts out its part (see ``optim_parameters.py`` if only rank 0
+has them). Rows are moved into the shards by one all-to-all for each unit and state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class _UnitStates:
     """This rank's part of the states of one unit's parameters."""
 
     named: NamedUnit
-    # Names of states with an element for each of a parameter's; for parameters without dimensions.
+    # Names of element-wise states, which have the shape of the parameter. Needed for scalar parameters.
     like_parameters: frozenset[str]
     parts: dict[int, State] = field(default_factory=dict)
     rows: dict[tuple[str, torch.dtype], dict[int, torch.Tensor]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class _UnitStates:
     taken: list[str] = field(default_factory=list)
 
     def take(self, index: int, name: str, value: Any) -> None:
-        """Take up a state of one parameter: cut, or kept until the rows are exchanged."""
+        """Store this rank's part of one parameter's state, or keep rows until ``exchange``."""
         unit, segment = self.named.unit, self.named.unit.layout.segments[index]
         title = f"{self.named.names[index][0]} {name}"
         state = self.parts.setdefault(index, {})
@@ -62,9 +62,9 @@ class _UnitStates:
             state[name] = segment.own_part(value).to(unit.device, copy=True)
 
     def exchange(self) -> None:
-        """Bring rows to the ranks that hold their elements. A collective where there are any."""
+        """Send rows to the ranks whose shards have their elements. Collective if there are any rows."""
         unit = self.named.unit
-        # ``_agree`` has compared names and dtypes: all ranks come here as often, in this order.
+        # ``_agree`` has compared names and dtypes, so all ranks issue the same calls in this order.
         for (name, dtype), rows in sorted(self.rows.items(), key=str):
             flat = torch.zeros(unit.layout.shard_numel, dtype=dtype, device=unit.device)
             which = sorted(rows)
@@ -76,7 +76,7 @@ class _UnitStates:
         """Return the state of the flat parameter.
 
         Raises:
-            ValueError: states that are not of one sort, or steps that are not equal, in all parameters.
+            ValueError: the parameters have states of different kinds, or unequal steps.
         """
         unit = self.named.unit
         result: State = {}
@@ -97,7 +97,7 @@ class _UnitStates:
         return result
 
     def _common(self, name: str, values: Mapping[int, Any]) -> Any:
-        """Return the value that all parameters of the unit have."""
+        """Return the value that all parameters of the unit share. Raises ValueError if they differ."""
         names = self.named.names
         without = [own[0] for index, own in enumerate(names) if index not in values]
         if without:
@@ -122,17 +122,17 @@ def state_to_load(
     source: LoadFrom,
     existing: Mapping[Any, State] | None = None,
 ) -> StateDict:
-    """Return what an optimizer of ``model`` loads, of a state dict under original names. A collective.
+    """Convert a state dict under original names to one that ``model``'s optimizer can load. Collective.
 
     Args:
         keys: the optimizer's parameters by their keys.
-        groups: the optimizer's own groups, if it is at hand.
-        existing: the optimizer's state by parameters, if it wants some for those without elements here too.
+        groups: the optimizer's own groups, if available.
+        existing: the optimizer's state by parameter, if it needs state for parameters without elements too.
 
     Raises:
-        ValueError: names that the model does not have, shapes that differ, states that do not fit a flat
-            parameter, groups that do not fit those of the optimizer.
-        RuntimeError: ranks were given different things.
+        ValueError: names that the model lacks, different shapes, states that do not fit a flat parameter, or
+            groups that do not match those of the optimizer.
+        RuntimeError: ranks got different states.
     """
     known = TrainedModel(model, "optim_state_dict_to_load()")
     device = known.units[0].unit.device if known.units else next(model.parameters()).device
@@ -166,7 +166,7 @@ _WAY_OUT = "load it inside state_dict_type(model, StateDictType.SHARDED_STATE_DI
 
 
 def _like_parameters(outline: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of states that some parameter has an element of for each of its own."""
+    """Return the names of element-wise states: those that are not a scalar for some parameter."""
     return frozenset(
         name
         for state in outline["state"].values()
@@ -202,7 +202,7 @@ def _nests_tensors(value: Any) -> bool:
 
 
 def _agree(units: Sequence[_UnitStates], problems: list[str], source: LoadFrom) -> None:
-    """Raise on all ranks alike, before anything is exchanged."""
+    """Raise problems on all ranks together, before anything is exchanged."""
     problems = [*problems, *(text for unit in units for text in unit.problems)]
     if source.compare:
         members: dict[tuple[ProcessGroup | None, torch.device], list[str]] = {}
@@ -223,7 +223,7 @@ def _by_key(
     keys: Mapping[Key, nn.Parameter],
     existing: Mapping[Any, State],
 ) -> dict[Any, Any]:
-    """Return the states by the optimizer's keys; what it does not train is left out."""
+    """Return the states by the optimizer's keys, without parameters that it does not train."""
     state: dict[Any, Any] = {}
     for key, parameter in keys.items():
         held = known.of(key, parameter)
@@ -236,7 +236,7 @@ def _by_key(
             own = existing.get(parameter, {})
             if unit.named.unit.layout.segments[index].shard_numel:
                 own = {
-                    # Elements in the shape of the parameter as this rank shows it.
+                    # Element-wise states in the shape of the parameter on this rank.
                     name: v.view(parameter.shape) if isinstance(v, torch.Tensor) and v.dim() else v
                     for name, v in unit.parts.get(index, {}).items()
                 }

@@ -1,8 +1,8 @@
-"""The original parameters behind an optimizer's: by its keys, and by their own names.
+"""Map an optimizer's parameters to the original parameters, by the optimizer's keys and by name.
 
-An optimizer numbers its parameters. Behind a number is a flat parameter (all originals of a unit), this
-rank's part of one original, or a parameter that no unit holds. State dicts that outlive a run go by the names
-of the originals.
+An optimizer numbers its parameters. A number refers to a flat parameter (all original parameters of a unit),
+to this rank's part of one original parameter, or to a parameter that no unit owns. State dicts that outlive a
+run use the names of the original parameters.
 """
 
 import copy
@@ -24,7 +24,7 @@ from ..parameter_names import named_units
 from .sharded_values import is_sharded
 
 Key = int | str
-# One parameter's state by the names that the optimizer gives its values; a parameter group with its settings.
+# One parameter's state, by the optimizer's names of its values; one parameter group with its settings.
 State = dict[str, Any]
 Group = dict[str, Any]
 OptimInput = list[Group] | Iterable[nn.Parameter]
@@ -32,12 +32,12 @@ OptimInput = list[Group] | Iterable[nn.Parameter]
 
 @dataclass(frozen=True)
 class Held:
-    """The originals behind one parameter of an optimizer.
+    """The original parameters behind one parameter of an optimizer.
 
     Attributes:
-        names: their own names.
-        unit: the number of their unit, ``None`` if no unit holds them.
-        indices: their positions in that unit.
+        names: names of the original parameters.
+        unit: index of their unit, ``None`` if no unit owns them.
+        indices: their indices in that unit.
     """
 
     names: tuple[str, ...]
@@ -49,10 +49,10 @@ class TrainedModel:
     """The parameters of ``model`` as an optimizer sees them.
 
     Attributes:
-        units: its units with the names of their parameters.
-        held: the originals behind each parameter that an optimizer may hold.
-        places: where to find an original by any of its names: unit and index.
-        others: parameters that no unit holds, by any of their names.
+        units: the units of the model with the names of their parameters.
+        held: the original parameters behind each parameter that an optimizer may have.
+        places: (unit, index) of each original parameter, by any of its names.
+        others: parameters that no unit owns, by any of their names.
 
     Raises:
         RuntimeError: inside forward or backward.
@@ -81,15 +81,15 @@ class TrainedModel:
                 self.held.setdefault(parameter, Held((plain_name(name),)))
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        """Return all names of the parameter that has this one."""
+        """Return all names of the parameter with this ``name``."""
         place = self.places.get(name)
         return (name,) if place is None else tuple(self.units[place[0]].names[place[1]])
 
     def of(self, key: Key, parameter: nn.Parameter) -> Held:
-        """Return the originals behind an optimizer's parameter.
+        """Return the original parameters behind an optimizer's parameter.
 
         Raises:
-            ValueError: it is not in the model.
+            ValueError: the parameter is not in the model.
         """
         if parameter not in self.held:
             raise ValueError(error_text("optim_parameters.of", key, tuple(parameter.shape)))
@@ -106,9 +106,9 @@ def keyed_parameters(
     """Return the parameters of an optimizer by the keys of its state dict.
 
     Args:
-        optim_input: what the optimizer was made from, where it is not at hand; without both it is
-            ``model.parameters()``.
-        by_name: the optimizer's keys are names, as of ``torch.distributed.optim._NamedOptimizer``.
+        optim_input: the constructor argument of the optimizer, if ``optim`` is None. If both are None,
+            ``model.parameters()`` is used.
+        by_name: whether the optimizer's keys are names, as in ``torch.distributed.optim._NamedOptimizer``.
     """
     if optim_input is not None:
         groups: list[Any] = list(optim_input)
@@ -126,7 +126,7 @@ def keyed_parameters(
 
 
 def goes_by_name(optim_state_dict: StateDict) -> bool:
-    """Return whether the keys are names rather than numbers."""
+    """Return whether the keys are names instead of numbers."""
     return any(isinstance(key, str) for key in list(optim_state_dict.get("state", ()))[:1])
 
 
@@ -137,10 +137,10 @@ def rekey(
     optim_input: OptimInput | None = None,
     optim: torch.optim.Optimizer | None = None,
 ) -> StateDict:
-    """Return the same whole state under names instead of numbers, or back; see ``OptimStateKeyType``.
+    """Convert the keys of a full state from numbers to names, or back; see ``OptimStateKeyType``.
 
     Raises:
-        ValueError: keys of both kinds, or a key that the model or optimizer does not have.
+        ValueError: keys of both kinds, or a key that the model or optimizer lacks.
     """
     kinds = {type(key) for key in optim_state_dict["state"]}
     if len(kinds) > 1 or not kinds <= {int, str}:
@@ -167,7 +167,7 @@ def rekey(
 
 
 def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -> dict[Key, Key]:
-    """Return a table from numbers to names, or the other way."""
+    """Return a table from numbers to names, or from names to numbers."""
     known = TrainedModel(model, "rekey_optim_state_dict()")
     table: dict[Key, Key] = {}
     for number, parameter in keys.items():
@@ -178,11 +178,11 @@ def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -
     return table
 
 
-# The parameter groups of an optimizer's state: saved by names, loaded into the optimizer's own groups.
+# Parameter groups of an optimizer's state: saved with names, loaded into the optimizer's own groups.
 
 
 def named_group(known: TrainedModel, keys: Mapping[Key, nn.Parameter], group: Mapping[str, Any]) -> Group:
-    """Return a group of an optimizer's state dict with the names of the originals instead of keys."""
+    """Return a group of an optimizer's state dict with names of original parameters instead of keys."""
     names = [name for key in group["params"] for name in known.of(key, keys[key]).names]
     return _settings(group, names, None)
 
@@ -193,9 +193,9 @@ def loaded_groups(
     keys: Mapping[Key, nn.Parameter],
     groups: Sequence[Mapping[str, Any]] | None,
 ) -> list[Group]:
-    """Return the saved groups' settings for the optimizer's own groups, which say who is in them.
+    """Return the saved groups' settings for the optimizer's own ``groups``, which determine the members.
 
-    ``Optimizer.load_state_dict`` goes by position only, so the order must be the optimizer's.
+    ``Optimizer.load_state_dict`` matches groups by position, so the result has the optimizer's order.
     """
     key_of = {parameter: key for key, parameter in keys.items()}
     saved_in: dict[str, int] = {
@@ -225,7 +225,7 @@ def loaded_groups(
 def _saved_group(
     known: TrainedModel, saved_in: Mapping[str, int], own: Sequence[tuple[Key, nn.Parameter]]
 ) -> int:
-    """Return the one group of the state dict that has the originals behind these parameters."""
+    """Return the index of the saved group that has the original parameters behind ``own``."""
     names = [name for key, parameter in own for name in known.of(key, parameter).names]
     found = {saved_in[name]: name for name in names if name in saved_in}
     if not found:
@@ -237,27 +237,27 @@ def _saved_group(
 
 
 def _settings(group: Mapping[str, Any], params: Sequence[Key], param_names: Sequence[str] | None) -> Group:
-    """Return a group of other ``params`` with the settings of ``group``."""
+    """Return a group with ``params`` and the settings of ``group``."""
     rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
     named = {} if param_names is None else {"param_names": list(param_names)}
     return {**copy.deepcopy(rest), **named, "params": list(params)}
 
 
-# The states of an optimizer's state dict one by one, wherever they are.
+# Iterate over the states of an optimizer's state dict, on this rank or on rank 0.
 #
-# Where only rank 0 has them, it tells the others what there is, and each tensor is broadcast when it is asked
-# for. Whoever asks cuts out its part immediately, so no other rank ever holds more than one whole tensor.
+# If only rank 0 has the values, it broadcasts an outline first, and then each tensor when the iterator
+# reaches it. The caller cuts out its part immediately, so other ranks never hold more than one full tensor.
 
 
 @dataclass(frozen=True)
 class LoadFrom:
-    """Where the values are.
+    """The source of the values to load.
 
     Attributes:
-        sharded: they may be ``ShardedTensor`` or ``DTensor``.
-        rank0: only rank 0 of ``group`` has them.
-        group: the ranks that load together; ``None`` for all.
-        compare: whether ranks tell each other what they load, which is a collective.
+        sharded: whether values may be ``ShardedTensor`` or ``DTensor``.
+        rank0: whether only rank 0 of ``group`` has the values.
+        group: the ranks that load together; ``None`` for all ranks.
+        compare: whether ranks check that they load the same, which is a collective.
     """
 
     sharded: bool = False
@@ -268,7 +268,7 @@ class LoadFrom:
 
 @dataclass(frozen=True)
 class Outline:
-    """A stand-in for a tensor that rank 0 has."""
+    """A placeholder for a tensor on rank 0."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -277,10 +277,10 @@ class Outline:
 def entries_of(
     optim_state_dict: Mapping[str, Any], source: LoadFrom, device: torch.device
 ) -> tuple[Mapping[str, Any], Iterator[tuple[str, str, Any]]]:
-    """Return the dict (with stand-ins for tensors that others have), and its states one by one.
+    """Return the dict (with placeholders for tensors on rank 0), and an iterator over its states.
 
     Raises:
-        ValueError: no state dict of an optimizer; on all ranks alike.
+        ValueError: not a state dict of an optimizer. All ranks raise.
     """
     mine = dist.get_rank(source.group) == 0 if source.rank0 else True
     problem = _problem(optim_state_dict, source) if mine else None
@@ -308,7 +308,7 @@ def _problem(optim_state_dict: Mapping[str, Any], source: LoadFrom) -> str | Non
 
 
 def _states(optim_state_dict: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    # Some values are gathered one by one: all ranks go by the names, whatever order their dicts have.
+    # Some values are gathered one by one, so all ranks iterate in the order of names, not of their dicts.
     for owner, state in sorted(optim_state_dict["state"].items(), key=lambda item: str(item[0])):
         if isinstance(owner, str) and isinstance(state, dict):
             for name, value in state.items():

@@ -1,10 +1,10 @@
-"""The state of an optimizer under the names of the original parameters, whole or sharded.
+"""The state of an optimizer under the names of the original parameters, full or sharded.
 
-What an optimizer holds for a parameter is of two sorts: tensors with an element for each of the parameter's
-(momenta), which are laid out as the shard and gathered like it, and everything else (steps), which is equal
-on all ranks. With original parameters a rank has state only for those that have a part in its shard, so ranks
-first tell each other what there is: one exchange of small objects for all units. Then each unit's tensors
-move as its parameters would: gathered for whole values, one all-to-all for rows.
+An optimizer has two kinds of state for a parameter: element-wise tensors (momenta), which have the layout of
+the shard and are gathered like it, and other values (steps), which are equal on all ranks. With
+``use_orig_params`` a rank has state only for parameters with elements in its shard. So ranks first exchange
+outlines of their states: one exchange of small objects for all units. Then each unit's tensors are gathered
+like its parameters (full values), or moved by one all-to-all (rows).
 """
 
 import copy
@@ -31,12 +31,12 @@ from .state_values import device_for, own_copy
 
 @dataclass(frozen=True)
 class SaveAs:
-    """The way to save.
+    """How to save.
 
     Attributes:
-        sharded: rows instead of whole tensors.
-        keep: whether this rank gets a result at all.
-        offload: move tensors to the CPU.
+        sharded: whether to save rows instead of full tensors.
+        keep: whether this rank gets a result.
+        offload: whether to move tensors to the CPU.
     """
 
     sharded: bool
@@ -46,14 +46,14 @@ class SaveAs:
 
 @dataclass(frozen=True)
 class Elements:
-    """A stand-in for a tensor with an element for each of the parameter's."""
+    """A placeholder for an element-wise tensor."""
 
     dtype: torch.dtype
 
 
 @dataclass
 class _UnitStates:
-    """One unit: this rank's parts of its parameters' states, and what all ranks together have."""
+    """The states of one unit's parameters: this rank's parts, and the merged outlines of all ranks."""
 
     named: NamedUnit
     parts: dict[int, State] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class _UnitStates:
     everywhere: dict[int, State] = field(default_factory=dict)
 
     def split(self, parameter: nn.Parameter, indices: tuple[int, ...], state: State) -> None:
-        """Take up the state of an optimizer's parameter, by originals; nothing of one without elements."""
+        """Split the state of an optimizer's parameter by original parameters; skip empty parameters."""
         if parameter.numel() == 0:
             return
         for index in indices:
@@ -84,17 +84,17 @@ class _UnitStates:
         return segment.in_shard(elements) if self.named.is_flat else elements
 
     def outline(self) -> dict[int, State]:
-        """Return what other ranks must know: which states there are, and those that are equal everywhere."""
+        """Return an outline for other ranks: the names of states, and values that are not element-wise."""
         return {
             index: {name: _outline(value) for name, value in state.items()}
             for index, state in self.parts.items()
         }
 
     def merge(self, outlines: list[dict[int, State]]) -> None:
-        """Learn what all ranks of the shard group have.
+        """Merge the outlines of all ranks of the shard group.
 
         Raises:
-            RuntimeError: values that should be equal are not.
+            RuntimeError: values that must be equal on all ranks differ.
         """
         for rank, outline in enumerate(outlines):
             for index, state in outline.items():
@@ -106,7 +106,7 @@ class _UnitStates:
                         raise RuntimeError(words)
 
     def consolidate(self, how: SaveAs) -> dict[int, State]:
-        """Return every parameter's state, whole or sharded. A collective over the shard group."""
+        """Return every parameter's state, full or sharded. Collective over the shard group."""
         result: dict[int, State] = {
             index: {name: _copied(state[name], how.offload) for name in self._names(state)}
             for index, state in self.everywhere.items()
@@ -117,7 +117,7 @@ class _UnitStates:
             for name, v in s.items()
             if isinstance(v, Elements)
         }
-        # Collectives: in one order, which no rank's own dict decides.
+        # Collectives: all ranks use this order, whatever order their dicts have.
         for name, dtype in sorted(kinds, key=str):
             which = [i for i in sorted(self.everywhere) if self.everywhere[i].get(name) == Elements(dtype)]
             for index, value in zip(which, self._gather(name, dtype, which, how), strict=True):
@@ -125,7 +125,7 @@ class _UnitStates:
         return result if how.keep else {}
 
     def _names(self, state: State) -> Iterable[str]:
-        """Return the names in torch's order, of a flat parameter's states those with elements first."""
+        """Return the names in torch's order; for a flat parameter, element-wise states come first."""
         kinds = (Elements, torch.Tensor)
         order = sorted(state, key=lambda name: (*(not isinstance(state[name], kind) for kind in kinds), name))
         return order if self.named.is_flat else state
@@ -174,19 +174,19 @@ def _copied(value: Any, offload: bool) -> Any:
 def consolidated_state(
     model: nn.Module, optim_state_dict: Mapping[str, Any], keys: Mapping[Key, nn.Parameter], how: SaveAs
 ) -> StateDict:
-    """Return an optimizer's state dict under the names of the original parameters. A collective.
+    """Return an optimizer's state dict under the names of the original parameters. Collective.
 
     Args:
-        optim_state_dict: what the optimizer's own ``state_dict()`` returned.
-        keys: its parameters by their keys in it.
+        optim_state_dict: the result of the optimizer's own ``state_dict()``.
+        keys: the optimizer's parameters by their keys in that dict.
 
     Returns:
-        ``state`` and ``param_groups`` as of ``torch.optim.Optimizer.state_dict``; nothing where ``how.keep``
-        is off.
+        ``state`` and ``param_groups`` as in ``torch.optim.Optimizer.state_dict``; an empty dict unless
+        ``how.keep``.
 
     Raises:
-        ValueError: a parameter that is not in the model.
-        RuntimeError: states that cannot be gathered, or differ between ranks.
+        ValueError: a parameter is not in the model.
+        RuntimeError: states cannot be gathered, or differ between ranks.
     """
     known = TrainedModel(model, "optim_state_dict()")
     given: Mapping[Key, State] = optim_state_dict["state"]
@@ -195,7 +195,7 @@ def consolidated_state(
         held = known.of(key, parameter)
         if held.unit is not None and given.get(key):
             units[held.unit].split(parameter, held.indices, given[key])
-    # One order on all ranks, so that they gather the same tensors: torch's, which differs by mode.
+    # All ranks use one order, so that they gather the same tensors: torch's, which depends on the mode.
     order = _tell_each_other(units, [name for key, own in keys.items() for name in known.of(key, own).names])
     whole = [unit.consolidate(how) for unit in units]
     if not how.keep:
@@ -224,10 +224,10 @@ def _tell_each_other(units: list[_UnitStates], names: list[str]) -> list[str]:
     """Exchange outlines over each shard group in use.
 
     Returns:
-        The order in which the first rank of the groups has the ``names``.
+        The ``names`` of the first rank of the group, in its order.
 
     Raises:
-        RuntimeError: what cannot be gathered, on all ranks of a group alike.
+        RuntimeError: states cannot be gathered. All ranks of the group raise.
     """
     groups: dict[ProcessGroup | None, list[_UnitStates]] = {}
     for unit in units:
@@ -248,7 +248,7 @@ def _tell_each_other(units: list[_UnitStates], names: list[str]) -> list[str]:
 
 
 def _ordered(state: dict[Key, Any], order: list[str], known: TrainedModel) -> dict[Key, Any]:
-    """Return ``state`` in ``order``; of original parameters first those of no unit, then by unit and name."""
+    """Return ``state`` in ``order``; with ``use_orig_params``, those of no unit, then by unit and name."""
     if all(named.is_flat for named in known.units):
         return {name: state[name] for name in dict.fromkeys((*order, *state)) if name in state}
     first: dict[int, str] = {}

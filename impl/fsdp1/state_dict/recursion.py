@@ -1,16 +1,16 @@
-"""A ``FullyShardedDataParallel``'s own part in ``state_dict()`` and ``load_state_dict()``.
+"""The hooks of a ``FullyShardedDataParallel`` in ``state_dict()`` and ``load_state_dict()``.
 
-Both run through ``nn.Module``'s own recursion, so that wrappers may be nested in plain modules in any way.
-Each wrapper does what concerns its unit in the hooks around its part of the recursion::
+Both use the recursion of ``nn.Module``, so that wrappers may be nested in plain modules in any way. Each
+wrapper handles its own unit in the hooks around its part of the recursion::
 
-    state_dict()        before   show whole parameters (or empty tensors of their shapes) in the modules
-                        after    put the values under the plain model's names; sharded parameters again
-    load_state_dict()   before   write this rank's part of the values into the shard; leave nn.Module to load
-                                 each parameter from itself, so that missing keys and the rest are its own
-                        after    plain names in what it reports
+    state_dict()        before   show full parameters (or empty tensors of their shapes) in the modules
+                        after    store the values under the original names; show sharded parameters again
+    load_state_dict()   before   write this rank's part of the values into the shard; let nn.Module load each
+                                 parameter from itself, so that nn.Module reports missing keys and the like
+                        after    convert the reported names to the original ones
 
-So loading whole values needs no gathering: each rank takes its part. What the values are for each kind is in
-``state_values.py``.
+So loading full values needs no gather: each rank takes its part. ``state_values.py`` has the values of each
+kind of state dict.
 """
 
 import warnings
@@ -32,16 +32,16 @@ from .state_values import LoadedUnit, local_value, placeholders, sharded_paramet
 
 Tensor = TypeVar("Tensor", bound=torch.Tensor)
 
-# Attribute (kept out of the module's own registries) that holds a wrapper's ``WrapperStates``.
+# Attribute that holds a wrapper's ``WrapperStates``, outside of the module's registries.
 _STATES = "_fsdp_states"
 
 
 class WrapperStates:
-    """The settings and hooks of one wrapper. See the head of this file.
+    """The state dict settings and hooks of one wrapper; see the module docstring.
 
     Args:
-        mesh: the ``device_mesh`` it was wrapped with.
-        buffer_dtypes: of each module, the dtypes that buffers had before mixed precision.
+        mesh: the ``device_mesh`` of the wrapper.
+        buffer_dtypes: for each module, the dtypes of its buffers before mixed precision.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class WrapperStates:
         buffer_dtypes: Mapping[nn.Module, Mapping[str, torch.dtype]],
     ) -> None:
         self.settings = StateDictSettings.decide(StateDictType.FULL_STATE_DICT)
-        # Whether whole parameters are shown now by ``summon_full_params``.
+        # Whether ``summon_full_params`` shows full parameters now.
         self.summoned = False
         self.mesh = mesh
         self._stage = stage
@@ -60,7 +60,7 @@ class WrapperStates:
         self._shown: list[ShownUnit] = []
         self._values: list[list[Any] | None] = []
         self._load_errors: list[str] = []
-        # Where this wrapper's missing keys start, and the places of the modules inside it by their names.
+        # Index of this wrapper's first missing key, and positions of the modules inside it by name.
         self._loading: tuple[int, dict[str, int]] = (0, {})
         wrapper.__dict__[_STATES] = self
         wrapper.register_state_dict_pre_hook(self._before_save)
@@ -70,20 +70,20 @@ class WrapperStates:
 
     @property
     def is_sharded(self) -> bool:
-        """Return whether this wrapper's parameters are spread over ranks."""
+        """Return whether this wrapper's parameters are sharded over ranks."""
         return any(unit.groups.shard is not None for unit in self._stage.units)
 
     def listed(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Return ``named`` as the wrapper lists it: without wrappers' names inside ``summon_full_params``."""
+        """Yield ``named`` as the wrapper lists it: without wrappers' names inside ``summon_full_params``."""
         summoned = self.summoned
         for name, tensor in named:
             yield (name.replace(f"{WRAPPED}.", "") if summoned else name), tensor
 
     def current(self) -> StateDictSettings:
-        """Return the settings as they hold here: without sharding there are whole values only.
+        """Return the settings in effect: without sharding all values are full.
 
         Raises:
-            RuntimeError: settings that do not go with the way this module was wrapped.
+            RuntimeError: the settings do not fit the way this module was wrapped.
         """
         settings = self.settings.with_mesh(self.mesh is not None)
         if self.is_sharded or settings.state_dict_type is StateDictType.FULL_STATE_DICT:
@@ -128,7 +128,7 @@ class WrapperStates:
             self._shown.append(shown)
 
     def put_values(self, wrapper: nn.Module, state_dict: StateDict, prefix: str) -> None:
-        """Put the wrapper's own values under the plain names, after the recursion below it."""
+        """Store the wrapper's own values under the original names, after the recursion below it."""
         _rename(state_dict, f"{prefix}{WRAPPED}.", prefix)
         settings = self.current()
         kind, config = settings.state_dict_type, settings.state_dict_config
@@ -149,12 +149,12 @@ class WrapperStates:
         self._finish_buffers(wrapper, state_dict, prefix, config.offload_to_cpu)
 
     def _finish_buffers(self, wrapper: nn.Module, state_dict: StateDict, prefix: str, offload: bool) -> None:
-        """Put buffers in their own dtype, on the CPU if asked for, and none where this rank gets nothing."""
+        """Cast buffers to their original dtype and offload them if set; drop them if this rank gets none."""
         dropped = any(values is None for values in self._values)
         for module_name, module in wrapper.named_modules(remove_duplicate=False):
             own_dtypes = self._buffer_dtypes.get(module, {})
             for name in module._buffers:
-                # The prefix is the recursion's: wrappers around this one take their names out of it later.
+                # The prefix comes from the recursion; outer wrappers remove their parts of names later.
                 key = prefix + plain_name(f"{module_name}.{name}" if module_name else name)
                 value = state_dict.get(key)
                 if not isinstance(value, torch.Tensor):
@@ -204,7 +204,7 @@ class WrapperStates:
     def _after_load(self, wrapper: nn.Module, incompatible: Any) -> None:
         for texts in (*incompatible, self._load_errors):
             texts[:] = [plain_text(text) for text in texts]
-        # What a flat parameter lacks was noted before its modules' recursion began.
+        # Missing keys of a flat parameter come first, because they were added before the recursion.
         (first, places), missing = self._loading, incompatible.missing_keys
         missing[first:] = sorted(missing[first:], key=lambda key: places.get(key.rpartition(".")[0], -1))
         self._load_errors, self._loading = [], (0, {})
@@ -216,14 +216,14 @@ def states_of(module: nn.Module) -> WrapperStates | None:
 
 
 def _after_save(wrapper: nn.Module, state_dict: StateDict, prefix: str, metadata: Any) -> None:
-    """Put a wrapper's values; a function, as ``nn.Module`` marks it with an attribute."""
+    """Call ``put_values`` of a wrapper. A function, because ``nn.Module`` sets an attribute on the hook."""
     states = states_of(wrapper)
     assert states is not None
     states.put_values(wrapper, state_dict, prefix)
 
 
 def _rename(state_dict: Any, old: str, new: str) -> None:
-    """Give keys (and the versions of modules) that start with ``old`` a name with ``new`` instead."""
+    """Replace the prefix ``old`` of keys, and of module versions in the metadata, by ``new``."""
     for key in [key for key in state_dict if key.startswith(old)]:
         state_dict[new + key[len(old) :]] = state_dict.pop(key)
     versions = getattr(state_dict, "_metadata", {})

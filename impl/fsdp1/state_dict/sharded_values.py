@@ -1,7 +1,7 @@
 """The values of a sharded state dict: ``ShardedTensor`` or ``DTensor`` around this rank's rows.
 
-Which of them follows torch: a ``DTensor`` if the unit was wrapped with a ``device_mesh``. Making one needs no
-communication, since every rank knows what the others have.
+As in torch, values are ``DTensor`` if the unit was wrapped with a ``device_mesh``. Making them needs no
+communication, because every rank can compute the rows of all ranks.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ from ..flat_param import flat_range
 
 # From a unit's flat shards to rows of its parameters and back, without gathering the unit.
 #
-# A flat shard ends wherever it ends; a sharded state dict wants rows, as ``torch.chunk`` cuts them. Here for
-# two parameters a (3 x 2) and b (4) on two ranks::
+# A flat shard may end inside a row. A sharded state dict needs rows as chunked by ``torch.chunk``. Example
+# with two parameters a (3 x 2) and b (4) on two ranks::
 #
 #     flat shards    a0 a1 a2 a3 a4       | a5 b0 b1 b2 b3
 #     rows           a0 a1 a2 a3   b0 b1  | a4 a5   b2 b3
 #
-# So most elements are where they should be, and the rest (a4; b0, b1) moves in one all-to-all a unit. No rank
-# holds more than its own part at any time, where gathering the unit would hold all of it.
+# Most elements are already on the right rank; the rest (a4; b0, b1) moves in one all-to-all for each unit. No
+# rank ever holds more than its own part, whereas gathering would need memory for the whole unit.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Piece:
 
 
 def row_range(shape: Sequence[int], world_size: int, rank: int) -> tuple[int, int]:
-    """Return the ``[start, end)`` elements in ``rank``'s rows; one without dimensions is whole on all."""
+    """Return the elements ``[start, end)`` in the rows of ``rank``; every rank has all of a scalar."""
     if not shape:
         return 0, 1
     start, end = chunk_rows(shape[0], world_size, rank)
@@ -63,7 +63,7 @@ def row_range(shape: Sequence[int], world_size: int, rank: int) -> tuple[int, in
 
 
 def rows_shape(shape: Sequence[int], world_size: int, rank: int) -> tuple[int, ...]:
-    """Return the shape of ``rank``'s rows."""
+    """Return the shape of the rows of ``rank``."""
     if not shape:
         return ()
     start, end = chunk_rows(shape[0], world_size, rank)
@@ -71,7 +71,7 @@ def rows_shape(shape: Sequence[int], world_size: int, rank: int) -> tuple[int, .
 
 
 def _pieces(layout: UnitLayout, holder: int, owner: int, which: Sequence[int]) -> Iterator[_Piece]:
-    """Return what is in the flat shard of ``holder`` and in the rows of ``owner``, in order."""
+    """Yield the pieces that are in the flat shard of ``holder`` and in the rows of ``owner``, in order."""
     for index in which:
         segment = layout.segments[index]
         begin = holder * layout.shard_numel - segment.full_offset
@@ -83,13 +83,13 @@ def _pieces(layout: UnitLayout, holder: int, owner: int, which: Sequence[int]) -
 
 
 def _in_shard(layout: UnitLayout, shard: torch.Tensor, piece: _Piece) -> torch.Tensor:
-    """Return where ``piece`` is in this rank's flat shard."""
+    """Return ``piece`` as a view of this rank's flat shard."""
     start = layout.segments[piece.index].full_offset - layout.rank * layout.shard_numel
     return shard[start + piece.start : start + piece.end]
 
 
 def _in_rows(layout: UnitLayout, rows: Mapping[int, torch.Tensor], piece: _Piece) -> torch.Tensor:
-    """Return where ``piece`` is in this rank's rows, by the parameters' indices."""
+    """Return ``piece`` as a view of this rank's ``rows`` (by parameter index)."""
     first, _ = row_range(layout.segments[piece.index].shape, layout.world_size, layout.rank)
     return rows[piece.index].reshape(-1)[piece.start - first : piece.end - first]
 
@@ -103,10 +103,10 @@ def _move(
     *,
     to_rows: bool,
 ) -> None:
-    """Copy all pieces of the parameters ``which`` from shards to rows, or back. A collective.
+    """Copy all pieces of the parameters ``which`` from shards to rows, or back. Collective.
 
     Args:
-        source, target: where a piece is on this rank that gives or gets it: 1-D.
+        source, target: return the 1-D view of a piece that this rank sends or receives.
     """
     layout = unit.layout
     world, rank = layout.world_size, layout.rank
@@ -127,7 +127,7 @@ def _exchange(
     unit: Unit, dtype: torch.dtype, sent: list[list[torch.Tensor]], received: list[list[torch.Tensor]]
 ) -> None:
     """Send ``sent[r]`` to each rank ``r`` and fill ``received[r]`` from it. All tensors are 1-D."""
-    # Each rank works out both sides from the layout: no sizes are sent.
+    # Each rank computes both sizes from the layout, so no sizes are sent.
     outgoing = [sum(piece.numel() for piece in pieces) for pieces in sent]
     incoming = [sum(piece.numel() for piece in pieces) for pieces in received]
     source = torch.empty(sum(outgoing), dtype=dtype, device=unit.device)
@@ -143,7 +143,7 @@ def _exchange(
 
 @torch.no_grad()
 def rows_of_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int]) -> list[torch.Tensor]:
-    """Return this rank's rows of the parameters ``which``, out of all ranks' flat shards. A collective.
+    """Return this rank's rows of the parameters ``which`` from the flat shards of all ranks. Collective.
 
     Args:
         shard: 1-D, ``layout.shard_numel`` elements of any dtype.
@@ -159,15 +159,15 @@ def rows_of_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int]) -> list
 
 @torch.no_grad()
 def fill_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
-    """Write this rank's part of the parameters ``which`` into ``shard``. A collective.
+    """Write this rank's part of the parameters ``which`` into ``shard``. Collective.
 
     Args:
-        rows: this rank's rows of each of them; a parameter without dimensions whole.
+        rows: this rank's rows of each parameter; all of a scalar.
     """
     layout = unit.layout
     owned = partial(_in_rows, layout, dict(zip(which, rows, strict=True)))
     place = partial(_in_shard, layout, shard)
-    # A parameter without dimensions is whole on all ranks.
+    # Every rank has all of a scalar parameter.
     whole = [index for index in which if not layout.segments[index].shape]
     for piece in _pieces(layout, layout.rank, layout.rank, whole):
         place(piece).copy_(owned(piece))
@@ -177,14 +177,14 @@ def fill_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int], rows: Sequ
 
 
 def is_sharded(value: object) -> bool:
-    """Return whether ``value`` is one of the two."""
+    """Return whether ``value`` is a ``ShardedTensor`` or ``DTensor``."""
     return isinstance(value, (ShardedTensor, DTensor))
 
 
 def sharded_value(
     unit: Unit, rows: torch.Tensor, shape: Sequence[int], mesh: DeviceMesh | None
 ) -> torch.Tensor | ShardedTensor:
-    """Wrap this rank's ``rows`` of a tensor of ``shape``; what is not sharded is returned as it is."""
+    """Wrap this rank's ``rows`` of a tensor of ``shape``; return ``rows`` if it is not sharded."""
     if unit.groups.shard is None or not shape:
         return rows
     if mesh is None:
@@ -199,11 +199,11 @@ def sharded_value(
 def sharded_tensor(
     unit: Unit, local: torch.Tensor, shape: Sequence[int], spans: Sequence[tuple[int, int]]
 ) -> ShardedTensor:
-    """Return a ``ShardedTensor`` over the unit's shard group, of which rank ``r`` has the rows ``spans[r]``.
+    """Return a ``ShardedTensor`` over the unit's shard group in which rank ``r`` has the rows ``spans[r]``.
 
     Args:
-        local: this rank's rows; ignored if it is not among the first ``len(spans)`` ranks.
-        spans: ``[start, end)`` rows of the first ranks; those after them have none.
+        local: this rank's rows; ignored if this rank is not among the first ``len(spans)`` ranks.
+        spans: rows ``[start, end)`` of the first ranks; later ranks have none.
     """
     group: Any = unit.groups.shard
     rest = [0] * (len(shape) - 1)
@@ -223,7 +223,7 @@ def sharded_tensor(
 
 
 def _where(group: Any, rank: int, device: torch.device) -> str:
-    """Return the name of a shard's place; ranks in it are global ones."""
+    """Return the placement string of a shard, with the global rank."""
     everywhere = dist.get_global_rank(group, rank)
     if device.type == "cpu":
         return f"rank:{everywhere}/cpu"
@@ -232,12 +232,12 @@ def _where(group: Any, rank: int, device: torch.device) -> str:
 
 
 def rows_of_value(unit: Unit, value: Any, name: str) -> torch.Tensor:
-    """Return this rank's rows out of a ``ShardedTensor`` or ``DTensor``.
+    """Return this rank's rows of a ``ShardedTensor`` or ``DTensor``.
 
-    A ``DTensor`` that is laid out in any other way than ours is gathered on its own mesh, and cut.
+    A ``DTensor`` with another layout is gathered over its own mesh and then sliced.
 
     Raises:
-        ValueError: a ``ShardedTensor`` that is not cut into the rows of this unit's ranks.
+        ValueError: a ``ShardedTensor`` does not have the rows of this unit's ranks as its shards.
     """
     world, rank = unit.layout.world_size, unit.layout.rank
     shape = tuple(value.size())
@@ -259,16 +259,16 @@ def rows_of_value(unit: Unit, value: Any, name: str) -> torch.Tensor:
     return shards[0].tensor
 
 
-# -- do all ranks mean the same? Asked before values are moved -----------------------------------------------
+# -- check that all ranks agree, before values are moved -----------------------------------------------------
 
 
 def check_agreement(
     group: ProcessGroup | None, device: torch.device, items: Sequence[str], what: str
 ) -> None:
-    """Compare ``items``, as a set, over the ranks of ``group``: a small all-reduce, a gather if they differ.
+    """Compare the set of ``items`` over the ranks of ``group``: a small all-reduce, a gather on mismatch.
 
     Raises:
-        RuntimeError: on all ranks alike if they differ; it names what some have and others have not.
+        RuntimeError: on all ranks if the items differ; the message lists the items that some ranks lack.
     """
     if group is None:
         return

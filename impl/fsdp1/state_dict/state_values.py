@@ -1,4 +1,4 @@
-"""The values of a unit's parameters in each kind of state dict, and their way back into its shard."""
+"""The values of a unit's parameters in each kind of state dict: save them, and load them into its shard."""
 
 from typing import Any
 
@@ -25,23 +25,23 @@ from .sharded_values import (
     sharded_value,
 )
 
-# -- to save -------------------------------------------------------------------------------------------------
+# -- save ----------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def own_copy(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return ``value`` in memory of its own, on ``device``."""
+    """Return a copy of ``value`` on ``device``."""
     return value.to(device, copy=True)
 
 
 def device_for(unit: Unit, offload: bool) -> torch.device:
-    """Return where values of ``unit`` belong in a state dict."""
+    """Return the device of values of ``unit`` in a state dict."""
     return torch.device("cpu") if offload else unit.device
 
 
 @torch.no_grad()
 def whole_parameters(unit: Unit, *, keep: bool, offload: bool) -> list[torch.Tensor] | None:
-    """Return the unit's parameters, each in memory of its own; nothing if ``keep`` is off. A collective."""
+    """Return copies of the unit's full parameters; ``None`` unless ``keep``. Collective."""
     gathered = gather_flat(unit, unit.shard)
     if not keep:
         return None
@@ -50,7 +50,7 @@ def whole_parameters(unit: Unit, *, keep: bool, offload: bool) -> list[torch.Ten
 
 @torch.no_grad()
 def sharded_parameters(unit: Unit, mesh: DeviceMesh | None, *, offload: bool) -> list[Any]:
-    """Return the unit's parameters as ``ShardedTensor`` or ``DTensor``. A collective."""
+    """Return the unit's parameters as ``ShardedTensor`` or ``DTensor``. Collective."""
     segments = unit.layout.segments
     rows = rows_of_shard(unit, unit.shard, range(len(segments)))
     return [
@@ -60,14 +60,14 @@ def sharded_parameters(unit: Unit, mesh: DeviceMesh | None, *, offload: bool) ->
 
 
 def placeholders(unit: Unit) -> list[torch.Tensor]:
-    """Return tensors of the whole parameters' shapes that take no memory."""
+    """Return tensors with the shapes of the full parameters that take no memory."""
     like = unit.shard
     return [like.new_empty(()).expand(segment.shape) for segment in unit.layout.segments]
 
 
 @torch.no_grad()
 def local_value(unit: Unit, *, offload: bool) -> ShardedTensor:
-    """Return the flat parameter without its padding; the memory is the shard's own, unless it is moved."""
+    """Return the flat parameter without padding. It shares memory with the shard, unless offloaded."""
     end = _filled(unit, unit.layout.rank)
     local = unit.shard[:end].detach()
     size = unit.layout.shard_numel
@@ -77,19 +77,19 @@ def local_value(unit: Unit, *, offload: bool) -> ShardedTensor:
 
 
 def _filled(unit: Unit, rank: int) -> int:
-    """Return elements of ``rank``'s shard that are not padding."""
+    """Return the number of elements in the shard of ``rank`` that are not padding."""
     layout = unit.layout
     return min(max(layout.parameter_numel - rank * layout.shard_numel, 0), layout.shard_numel)
 
 
-# -- to load -------------------------------------------------------------------------------------------------
+# -- load ----------------------------------------------------------------------------------------------------
 
 
 class LoadedUnit:
-    """One unit while a state dict is loaded into it.
+    """Loads a state dict into one unit.
 
     Attributes:
-        errors: what is wrong with the values, as ``nn.Module`` words it.
+        errors: messages about wrong values, worded like those of ``nn.Module``.
     """
 
     def __init__(self, named: NamedUnit, kind: StateDictType) -> None:
@@ -99,12 +99,12 @@ class LoadedUnit:
         self.errors: list[str] = []
 
     def take(self, state_dict: StateDict) -> None:
-        """Write this rank's part of the values into the shard. A collective.
+        """Write this rank's part of the values into the shard. Collective.
 
-        Ranks may be given different names of a tied weight.
+        Ranks may have different names of a tied weight.
 
         Raises:
-            RuntimeError: ranks were given different things.
+            RuntimeError: ranks got different parameters.
         """
         if self._kind is StateDictType.LOCAL_STATE_DICT:
             self._take_local(state_dict)
@@ -173,7 +173,7 @@ class LoadedUnit:
             check_agreement(group, unit.device, items, f"what to load into {self._named.title}")
 
     def leave_to_module(self, state_dict: StateDict) -> list[str]:
-        """Replace values by the parameters, for ``nn.Module`` to load; returns keys that it cannot see."""
+        """Replace values by the parameters for ``nn.Module`` to load; return missing keys of a flat unit."""
         presentation, missing = self._unit.presentation, list[str]()
         local = self._kind is StateDictType.LOCAL_STATE_DICT
         flat_name = self._named.flat_name

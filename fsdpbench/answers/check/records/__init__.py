@@ -1,1 +1,1 @@
-"""Baselines and sweeps as they are read from disk."""
+"""Baselines and sweeps, read from disk."""

@@ -1,10 +1,10 @@
-"""A baseline: the figures of a sweep, committed to a repository, with where they came from.
+"""A baseline: the figures of a sweep with their provenance, committed to a repository.
 
-Simulated figures are exact for one version of torch, so a baseline holds one set a torch version (its minor
-one); the space they belong to is in it too, so that `fsdpbench check` can run the same sweep again. A set
-carries its provenance: versions, revision, date, command, and what its figures belong to. It names no host.
+Simulated figures are exact for one version of torch, so a baseline has one set for each minor version. It
+also has the space, so that `fsdpbench check` can run the same sweep again. A set has its provenance:
+versions, revision, date, command, and the surroundings of its figures. It does not name a host.
 
-Committed files are typed structs: unknown keys are refused with the nearest names.
+Committed files are typed structs: an unknown key raises an error that suggests the nearest names.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from fsdpbench.engine.results.records import Status
 SCHEMA = 1
 T = TypeVar("T")
 Part = tuple[str, object, Any]
-"""Where it stands, what is there, and the type that it should have."""
+"""A part of a document: its path, its value, and the expected type."""
 
 _LONGEST_SHOWN = 60
 _NEAR = 3
 
 
 def strictly(content: object, kind: type[T], origin: str) -> T:
-    """Return `content` as a struct `kind`. Raises `UsageError` with `origin`, key and what it must be."""
-    # Ahead of the conversion, which stops at an unknown key and offers no name.
+    """Return `content` as a struct `kind`. Raises `UsageError` with `origin`, key and expected type."""
+    # Before the conversion, which stops at an unknown key without suggesting a name.
     _refuse_unknown(("", content, kind), origin)
     try:
         return converted(content, kind)
@@ -52,7 +52,7 @@ def strictly(content: object, kind: type[T], origin: str) -> T:
 
 
 def check_names(names: Iterable[str], known: Iterable[str], origin: str, where: str, what: str) -> None:
-    """Raise `UsageError` for the first of `names` that is not `known`, with the nearest that are."""
+    """Raise `UsageError` for the first of `names` that is not in `known`, with the nearest known names."""
     known = list(known)
     for name in names:
         if name not in known:
@@ -71,7 +71,7 @@ def _refuse_unknown(part: Part, origin: str) -> None:
 
 
 def _culprit(part: Part) -> Part:
-    """Return the innermost part that has not its type; a missing key is its object's fault."""
+    """Return the innermost part with a wrong type; for a missing key, the object that lacks it."""
     for inner in _parts(part):
         try:
             converted(inner[1], inner[2])
@@ -104,7 +104,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def _words(kind: Any) -> str:
-    """Return a type as people say it."""
+    """Return the description of a type for messages."""
     if typing.get_origin(kind) is typing.Annotated:
         _, meta = typing.get_args(kind)
         pairs = (meta.ge, meta.gt), (meta.le, meta.lt)
@@ -128,11 +128,11 @@ def _below(where: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Facts that figures depend on besides configurations; only sides that are alike in them are compared.
+    """Facts besides the configuration on which figures depend. Only sides with equal facts are compared.
 
-    Simulated figures depend on torch, the simulated hardware, and the model. Measured ones depend on the
-    machine as well; that is its kind, not its name, so that two machines of one kind may be compared. `facts`
-    by name; several values of one name are joined.
+    Simulated figures depend on torch, the simulated hardware, and the model. Measured ones also depend on the
+    kind of machine, but not on its name, so that two machines of the same kind may be compared. `facts`: by
+    name; several values of one name are joined.
     """
 
     facts: Mapping[str, str]
@@ -142,7 +142,7 @@ class Surroundings:
         return self.facts.get("device") == "sim"
 
     def differences(self, other: Surroundings) -> list[str]:
-        """Return one line for each fact that differs; of two devices only that: the rest follows."""
+        """Return a line for each fact that differs; if the devices differ, only that, since others follow."""
         names = dict.fromkeys([*self.facts, *other.facts])
         if self.facts.get("device") != other.facts.get("device"):
             names = dict.fromkeys(["device"])
@@ -154,7 +154,7 @@ class Surroundings:
 
 
 def require_alike(before: Surroundings, after: Surroundings) -> None:
-    """Raise `CannotJudgeError` naming everything that differs."""
+    """Raise `CannotJudgeError` that names all differing facts."""
     differences = before.differences(after)
     if differences:
         raise CannotJudgeError(error_text("baseline.unlike", "; ".join(differences)))
@@ -201,7 +201,7 @@ def _minor(version: object) -> str:
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a set came from."""
+    """The provenance of a set."""
 
     versions: dict[str, str]
     revision: str | None
@@ -210,7 +210,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One configuration, as an `Entry` has it. What is not a figure is kept: it is judged by name."""
+    """One configuration, as in `Entry`. Invalid figures are kept, so that the gate can report them."""
 
     status: Status
     device: str
@@ -218,7 +218,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FigureSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The figures of one torch version. `left_out`: configurations of the space that are not judged."""
+    """The figures for one version of torch. `left_out`: configurations of the space that are not judged."""
 
     configurations: dict[str, Figures]
     surroundings: dict[str, str] = {}
@@ -233,7 +233,7 @@ class FigureSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A baseline's file: the space that was swept, and sets of its figures by torch version."""
+    """A baseline file: the space that was swept, and sets of its figures by version of torch."""
 
     space: JsonObject
     sets: dict[str, FigureSet]
@@ -241,12 +241,12 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
-        """Return the baseline in a file. Raises `UsageError` that names the file and the error in it."""
+        """Read a baseline from a file. Raises `UsageError` that names the file and the error in it."""
         return cls.of(read_json(path), path)
 
     @classmethod
     def of(cls, content: object, path: Path) -> Baseline:
-        """Return the baseline in JSON that was read at `path`. Raises `UsageError`."""
+        """Return the baseline in JSON content that was read from `path`. Raises `UsageError`."""
         if not is_baseline(content):
             raise UsageError(f"{path}: is not a baseline of this version (schema {SCHEMA} with `sets`)")
         baseline = strictly(content, cls, str(path))
@@ -261,12 +261,12 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return baseline
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all. Raises `BenchError`."""
+        """Write the file atomically. Raises `BenchError`."""
         content = msgspec.to_builtins(self)
         replace_file(path, to_json(content, 1, sort_keys=True, allow_nan=False) + "\n")
 
     def of_this_torch(self, path: Path) -> FigureSet:
-        """Return the set for the torch at hand. Raises `CannotJudgeError` if there is none."""
+        """Return the set for the installed torch. Raises `CannotJudgeError` if there is none."""
         mine = torch_minor()
         if mine not in self.sets:
             have = ", ".join(sorted(self.sets)) or "none"
@@ -275,14 +275,14 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def repeat(self) -> int:
-        """Return the runs of each configuration in the set of the installed torch; 1 without such a set."""
+        """Return the number of runs per configuration in the set for the installed torch; 1 without a set."""
         mine = self.sets.get(torch_minor())
         return max((len(record.runs) for record in mine.configurations.values()), default=1) if mine else 1
 
     def updated(
         self, entries: Mapping[str, Entry], surroundings: Surroundings, command: str, left_out: Sequence[str]
     ) -> Baseline:
-        """Return the baseline with the figures `entries` as the set of the installed torch."""
+        """Return the baseline with `entries` as the set for the installed torch."""
         figures = FigureSet(
             configurations={
                 name: Figures(each.status, each.device, each.known) for name, each in entries.items()
@@ -305,11 +305,11 @@ def is_baseline(content: object) -> bool:
 
 
 def torch_minor() -> str:
-    """Return the torch at hand as `2.13`: a baseline holds one set of figures for each."""
+    """Return the minor version of the installed torch, such as `2.13`; a baseline has one set for each."""
     return ".".join(versions()["torch"].split(".")[:2])
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Put `text` instead of what is at `path`. Raises `BenchError`."""
+    """Replace the file at `path` atomically by `text`. Raises `BenchError`."""
     with written(path):
         write_whole(path, text)

@@ -1,7 +1,7 @@
-"""One configuration of one side: how it ended, and its figures, run by run.
+"""One configuration of one side: its status, and the figures of each run.
 
-A simulated configuration has one run, which is exact. A measured one has as many as were repeated; the run is
-the replicate, since steps of one run share what that run happened to get.
+A simulated configuration has one run, which is exact. A measured one has one for each repetition. Statistics
+use runs as samples, not steps, because the steps of one run share its conditions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ _WORST_FIRST = (
 
 @dataclass(frozen=True)
 class Entry:
-    """`status`: the worst of all runs.  `runs`: the figures of each run that succeeded, by metric; of the
-    only one where none did.  `cause`: why a configuration failed, where it is known.  `contradictions`: what
-    speaks against a figure of each run, by metric, or by the name in a result of what no metric reads."""
+    """`status`: the worst of all runs. `runs`: the figures of each successful run, by metric; of the last run
+    if none succeeded. `cause`: why a configuration failed, if known. `contradictions`: for each run, the
+    reason against a figure, by metric, or by its name in the result if it is not a metric."""
 
     status: Status
     device: str
@@ -46,11 +46,11 @@ class Entry:
         return self.device == "sim"
 
     def values(self, metric: str) -> list[float]:
-        """Return the figure in every run that knows it."""
+        """Return the figure of every run in which it is known."""
         return [value for run in self.runs if isinstance(value := run[metric], int | float)]
 
     def problem(self, metric: str) -> str | None:
-        """Return why the figure cannot be judged: what a run has in its place, or that only some know it."""
+        """Return why the figure cannot be judged: a run has an unusable value, or only some runs have it."""
         for run in self.runs:
             if isinstance(broken := run.get(metric), metrics.Unusable):
                 return f"is {broken}{self._in_one}"
@@ -66,7 +66,7 @@ class Entry:
         return None
 
     def doubt(self, metric: str) -> str | None:
-        """Return why this figure, possible alone, cannot be beside others of its run; else None."""
+        """Return why this figure, valid by itself, contradicts others of its run; else None."""
         for run, found in zip(self.runs, self.contradictions, strict=True):
             if metric in found:
                 value = run.get(metric)
@@ -75,7 +75,7 @@ class Entry:
         return None
 
     def flaws(self) -> dict[str, str]:
-        """Return why figures cannot be judged, by name; also of those that others rest on."""
+        """Return why figures cannot be judged, by name; including figures on which others depend."""
         named = [*metrics.ALL, *(name for found in self.contradictions for name in found)]
         reasons = ((name, self.problem(name) or self.doubt(name)) for name in named)
         return {name: why for name, why in reasons if why is not None}
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def known(self) -> list[JsonObject]:
-        """Return the known figures of each run, as a baseline's file has them."""
+        """Return the known figures of each run, in the format of a baseline file."""
         return [{name: run[name] for name in metrics.ALL if run[name] is not None} for run in self.runs]
 
 
@@ -112,7 +112,7 @@ def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
 
 
 def _own_step(repeats: object, alone: bool) -> metrics.Figure:
-    """Return the first run's step time, from what the store merged into its result. `alone`: no others."""
+    """Return the first run's own step time from its merged result. `alone`: there are no other results."""
     if not isinstance(repeats, Mapping):
         return metrics.Unusable.of(repeats, "repeats is not an object")
     steps, samples = repeats.get("step_time_s"), repeats.get("samples_s")

@@ -1,7 +1,7 @@
-"""Reads one side of a comparison, whatever it is in, with the surroundings that its figures belong to.
+"""Read one side of a comparison from any supported source, with the surroundings of its figures.
 
-A side is a sweep's folder, a configuration's folder in one (its repeated runs with it), a `result.json`, what
-`sweep --json` printed, or a baseline.
+A side is a sweep's folder, a configuration's folder in it (with its repeated runs), a `result.json`, the
+output of `sweep --json`, or a baseline.
 """
 
 import os
@@ -41,9 +41,9 @@ _FURTHER_RUN = re.compile(r"\.run([2-9]|[1-9][0-9]{1,8})$")
 
 @dataclass(frozen=True)
 class Side:
-    """`absent`: configurations that it names and has no usable result of, with the reason.  `left_out`: those
-    that a baseline does without.  `took_place`: when its first and its last run began (ISO 8601), where it is
-    known."""
+    """One side of a comparison. `absent`: its configurations without a usable result, with the reason.
+    `left_out`: configurations excluded from a baseline.  `took_place`: start times of the first and last run
+    (ISO 8601), if known."""
 
     label: str
     entries: dict[str, Entry]
@@ -52,12 +52,12 @@ class Side:
     absent: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     how: str = ""
-    """`eager`, `compiled` or `eager and compiled`; empty where nothing says it."""
+    """`eager`, `compiled` or `eager and compiled`; empty if not known."""
 
 
 def read_side(path: Path) -> Side:
-    """Raise `UsageError` for a path that holds no results, `CannotJudgeError` for one that holds none of
-    this torch, or none that is usable."""
+    """Read a side from `path`. Raises `UsageError` if there are no results, `CannotJudgeError` if there are
+    none for this version of torch, or no usable ones."""
     if os.path.isdir(path):
         if (path / SWEEP_FILE).is_file():
             return stored_side(path)
@@ -77,14 +77,14 @@ def read_side(path: Path) -> Side:
 
 
 def baseline_side(baseline: Baseline, path: Path) -> Side:
-    """Return the set of the torch at hand. Raises `CannotJudgeError` if there is none."""
+    """Return the set for the installed torch. Raises `CannotJudgeError` if there is none."""
     figures = baseline.of_this_torch(path)
     surroundings = Surroundings(figures.surroundings)
     return Side(str(path), figures.entries(), surroundings, left_out=tuple(figures.left_out))
 
 
 def stored_side(folder: Path) -> Side:
-    """Return the configurations that a sweep's folder names, all runs of each."""
+    """Return the configurations that a sweep's folder lists, with all runs of each."""
     named = Store.open(folder).read_space().get("points", [])
     if not isinstance(named, list) or not all(
         isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & {*name} for name in named
@@ -104,7 +104,7 @@ def stored_side(folder: Path) -> Side:
 
 
 def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
-    """Return a side made of results: of each configuration those of all its runs, or why there are none."""
+    """Build a side from the results of all runs of each configuration, or the reason why there are none."""
     usable: dict[str, Sequence[Result]] = {}
     absent: dict[str, str] = {}
     for name, runs in results.items():
@@ -135,7 +135,7 @@ def _how(results: Sequence[Result]) -> str:
 
 
 def _refuse_rehearsals(label: str, results: Mapping[str, Sequence[Result]]) -> None:
-    """Raise `CannotJudgeError` where the cuda path ran on a simulated GPU: a test of the path, whose
+    """Raise `CannotJudgeError` if the cuda path ran on a simulated GPU. Such a run tests the path; its
     figures are neither measured nor those of `--device sim`."""
     for name, runs in results.items():
         for run in runs:
@@ -145,7 +145,7 @@ def _refuse_rehearsals(label: str, results: Mapping[str, Sequence[Result]]) -> N
 
 
 def paired(before: Side, after: Side) -> tuple[dict[str, Entry], dict[str, Entry]]:
-    """Return the entries of both by name; where each side holds one, those two, whatever their names."""
+    """Return the entries of both sides by name. If each side has only one, pair these anyway."""
     first, second = before.entries, after.entries
     alone = not before.absent and not after.absent
     if alone and len(first) == len(second) == 1 and first.keys() != second.keys():
@@ -161,7 +161,7 @@ def absent_of(before: Side, after: Side) -> dict[str, str]:
 
 
 def notes_on(before: Side, after: Side) -> list[str]:
-    """Return remarks for the reader of a comparison: how it was measured, and whether eager or compiled."""
+    """Return notes for the reader of a comparison: possible drift, and whether it ran eager or compiled."""
     if before.how == after.how:
         return _drift(before, after) + ([f"both sides: {after.how}"] if after.how else [])
     how = "; ".join(f"{side.label}: {side.how or 'not known whether compiled'}" for side in (before, after))
@@ -185,7 +185,7 @@ def require_common(before: Iterable[str], after: Iterable[str]) -> None:
 
 
 def _judgeable(side: Side) -> Side:
-    """Raise `CannotJudgeError` for a side of which nothing is usable."""
+    """Return the side. Raises `CannotJudgeError` if it has no usable result."""
     if not side.entries:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(side.absent.items())[:3])
         raise CannotJudgeError(f"{side.label}: holds no usable result ({reasons or 'it is empty'})")
@@ -193,7 +193,7 @@ def _judgeable(side: Side) -> Side:
 
 
 def _runs_beside(folder: Path) -> list[Result] | str:
-    """Return the results of a configuration's folder and of its further runs; or why one cannot be read."""
+    """Return the results in a configuration's folder and its further runs, or why one cannot be read."""
     further = {}
     for name in os.listdir(folder.parent):
         found = _FURTHER_RUN.search(name) if name.startswith(folder.name) else None
@@ -213,18 +213,18 @@ def _runs_beside(folder: Path) -> list[Result] | str:
 
 
 def _other_files_say(folder: Path, result: object) -> str | None:
-    """Return why files beside a result say that it is of another configuration; None if they do not."""
+    """Return how other files in the folder show that a result belongs to another configuration, or None."""
     try:
         config = read_json(folder / "config.json")
     except UnreadableError:
-        return None  # gone or broken: the result says itself what it is of
+        return None  # missing or broken: the result itself has its configuration
     if not isinstance(config, Mapping) or not isinstance(result, Mapping):
         return None
     return misfiled(folder.resolve().name, config, result) or another_key(config, result)
 
 
 def _name_in(folder: Path) -> str:
-    """Return a configuration's name: of `config.json`, else of the result, else of the folder."""
+    """Return a configuration's name from `config.json`, else from the result, else from the folder."""
     for file, name_of in (("config.json", _recorded_name), (RESULT_FILE, _result_name)):
         try:
             name = name_of(read_json(folder / file))
@@ -241,7 +241,7 @@ def _recorded_name(content: object) -> str | None:
 
 
 def _result_name(content: object) -> str | None:
-    """Return the name of its `config`; None where that is not one of this version."""
+    """Return the name of a result's `config`, or None if this version cannot read it."""
     try:
         return Config.from_dict(content["config"]).name  # type: ignore[index]
     except (AttributeError, KeyError, TypeError, ValueError, UsageError):
@@ -290,8 +290,8 @@ _LONGEST = 500
 
 
 def whole(side: Side, leave_out: Collection[str]) -> Side:
-    """`side` without `leave_out`. Raises `CannotJudgeError` naming every other configuration that failed, is
-    not finished or has an impossible figure; `UsageError` for a name that the sweep does not have."""
+    """Return `side` without `leave_out`. Raises `CannotJudgeError` that names every other configuration that
+    failed, is not finished or has an invalid figure; `UsageError` if the sweep lacks one of `leave_out`."""
     check_names(leave_out, [*side.entries, *side.absent], side.label, "", f"configuration ({FLAG})")
     kept = replace(
         side,

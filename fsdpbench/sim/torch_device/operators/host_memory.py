@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fsdpbench.base.torch_internals import TorchDispatchMode, tree_map_only
@@ -50,9 +51,11 @@ class HostShapes(TorchDispatchMode):
             super().__exit__(*error)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types:  # a DTensor, for one, which calls the operator again with its local part
-            return NotImplemented
         kwargs = kwargs or {}
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # DTensor then calls the operator with its local tensors
+        if types:
+            return operator(*args, **kwargs)
         if operator is torch.ops.aten.zeros.default and kwargs.get("device") == _HOST:
             return zeros_on_host(args[0], contiguous_strides(args[0]), kwargs.get("dtype") or torch.float32)
         found = list(_tensors((*args, *kwargs.values())))
