@@ -1,7 +1,7 @@
-"""`torch.autocast("sim")`: the operators in lower precision and in float32; and optimizer steps on the host.
+"""`torch.autocast("sim")`: operators in lower precision and in float32. Also optimizer steps on the host.
 
-The lists, those of CUDA, are in `names.toml`. Casts of leaf parameters are
-kept until the outermost autocast context ends, as CUDA's are: once a step, and they cost memory.
+The lists in `names.toml` are CUDA's. As on CUDA, casts of leaf parameters are kept until the outermost
+autocast context ends: each cast runs once per step, and its result takes memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _OPERATORS = table_beside(__file__, "names.toml")["autocast"]
 
 
 class _CastCache:
-    """Casts of leaf parameters, which are held, so that no other tensor can get the id of one."""
+    """Casts of leaf parameters. It holds the parameters, so that no other tensor can reuse the id of one."""
 
     def __init__(self) -> None:
         self._casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -60,7 +60,7 @@ def _operator(name: str) -> Any:
 
 
 def _casting(operator: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
-    """Return the operator with its floating point tensors cast to `dtype` (None: autocast's)."""
+    """Return the operator with its floating-point tensors cast to `dtype` (None: autocast's dtype)."""
     excluded = DispatchKeySet(getattr(DispatchKey, _KEY))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ def _casting(operator: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
 
 
 def _with_dtype(operator: Any) -> Callable[..., Any]:
-    """Return the operator with an open `dtype` set to float32 if the input is of lower precision."""
+    """Return the operator with an omitted `dtype` set to float32 if the input has lower precision."""
     excluded = DispatchKeySet(getattr(DispatchKey, _KEY))
     place = [argument.name for argument in operator._schema.arguments].index("dtype")
 
@@ -90,7 +90,7 @@ def _with_dtype(operator: Any) -> Callable[..., Any]:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Cast tensors (also in lists) that are floating point, not double, and of another type."""
+    """Cast tensors (also in lists) that are floating point, not double, and of another dtype."""
     if isinstance(value, torch.Tensor):
         eligible = value.is_floating_point() and value.dtype not in (dtype, torch.float64)
         return CAST_CACHE.cast(value, dtype) if eligible else value
@@ -100,16 +100,16 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 _PASSES_UNFUSED = 3
-"""AdamW's dozen operators touch 21 tensors, the fused one 7."""
+"""Factor on memory traffic: AdamW's dozen operators access 21 tensors, the fused kernel 7."""
 
 
 def register_host_optimizer() -> None:
-    """Charge every optimizer's step on offloaded parameters from now on, in this process.
+    """Add the cost of optimizer steps on offloaded parameters, from now on in this process.
 
-    The host runs them on its own tensors in real time. Simulated time is bytes moved over a rank's memory
-    bandwidth (`host_link.memory_gb_s`):
+    The host executes the steps on its own tensors in real time. Their simulated time is the bytes moved
+    divided by a rank's share of memory bandwidth (`host_link.memory_gb_s`):
         parameter and states are read and written, the gradient is read         a fused step
-        three times that, since each operator goes through memory again          foreach and loops
+        three times that, because each operator goes through memory again       foreach and loops
     """
     register_optimizer_step_post_hook(_charge)
 
@@ -129,7 +129,7 @@ def _charge(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _bytes_of_step(parameter: torch.Tensor, state: Mapping[str, object]) -> int:
-    """Return the bytes read and written for one parameter in one pass."""
+    """Return the bytes that one pass over one parameter reads and writes."""
     local, gradient = _local(parameter), _local(parameter.grad)
     states = [_local(value) for value in state.values() if isinstance(value, torch.Tensor)]
     kept = sum(tensor.nbytes for tensor in states if tensor.shape == local.shape)
@@ -137,6 +137,6 @@ def _bytes_of_step(parameter: torch.Tensor, state: Mapping[str, object]) -> int:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """Return a DTensor's local part; other tensors as they are."""
+    """Return a DTensor's local part, or any other tensor unchanged."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
