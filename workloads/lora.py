@@ -169,7 +169,7 @@ class LoraWorkload(Workload):
         return model
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """Return the FLOPs of the plain model and the adapters, with products without gradients listed."""
+        """Return the FLOPs of the plain model and the adapters, counting products without gradients apart."""
         plain = self.base.forward_flops(batch, seq)
         (blocks,) = plain.stacks
         adapted, frozen, first, empty = [], plain.rest, 0, 0

@@ -170,7 +170,7 @@ class Simulation:
         dist.init_process_group(BACKEND, store=store, rank=self.rank, world_size=self.world_size)
 
     def couple(self, link: Link | None) -> None:
-        """Run with the other ranks of `link`; if there are none, only make the link available."""
+        """Run with the other ranks of `link`; if there are none, the program can request them by it."""
         self.accelerator.link = link
         if link is not None and len(link.ranks) > 1:
             Coupling(self.accelerator.timeline, link)

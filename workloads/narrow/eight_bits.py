@@ -110,7 +110,7 @@ _KEEPS_CLASS = frozenset(
         _aten.split.Tensor, _aten.clone.default, _aten.alias.default, _aten.new_empty.default,
     }
 )  # fmt: skip
-"""Operators that FSDP2 applies to a weight before it is the shard, or to move a shard."""
+"""Operators by which FSDP2 makes a weight a shard, or moves a shard. Optimizer moments are plain tensors."""
 _VIEWS = (_aten.detach.default, _aten.alias.default, _aten.as_strided.default, _aten.view.default)
 
 

@@ -437,7 +437,7 @@ class Coupling:
         self.settle(self._timeline.cpu)
 
     def settle(self, limit: int, until: Marker | None = None) -> None:
-        """Settle like `Timeline._settle`, but nothing after the time that other ranks may still change."""
+        """Settle like `Timeline._settle`, but nothing that other ranks may still change."""
         timeline, link = self._timeline, self.link
         while True:
             self._tell(limit)

@@ -139,7 +139,7 @@ class Accelerator:
         forget(self.allocator, observer)
 
     def listen(self, listener: "AllocatorListener", completions: bool = True) -> None:
-        """Also report the allocator's events to `listener`, including completed frees with `completions`."""
+        """Report the allocator's events to `listener` too; with `completions` also completed frees."""
         self._listeners[listener] = completions
         self._inform_listeners()
 

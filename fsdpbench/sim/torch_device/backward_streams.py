@@ -62,7 +62,7 @@ class _Run:
     before: dict[int, list[tuple[int, Marker]]] = field(default_factory=dict)
     # By id of a pending node: the node, and the hook that reports it.
     hooks: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    # Whether the current node's gradients come from another stream, and whether the node adds gradients.
+    # Whether the current node's gradients come from another stream, and whether they are being summed.
     crosses: bool = False
     adds: bool = False
     ends_well: bool = False

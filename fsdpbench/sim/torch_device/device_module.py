@@ -239,7 +239,7 @@ class SimulatedDeviceGuard(DeviceGuard):
     """torch's guard for a device written in Python.
 
     The engine also calls it while a hook's error leaves a backward node. Python cannot call anything then,
-    and torch would abort the process. So the guard stores the error, which is raised again after the engine.
+    and torch would abort the process. So the guard stores the error, which is raised again after it returns.
     """
 
     @staticmethod

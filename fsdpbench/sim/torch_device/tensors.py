@@ -177,7 +177,7 @@ class Share(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Whole numbers in a row from the host (labels, a mask). `assumed`: other ranks should have them too."""
+    """Whole numbers in a row from the host (labels, a mask). `assumed`: whether they are a guess."""
 
     values: torch.Tensor
     assumed: Assumed = Assumed.NO

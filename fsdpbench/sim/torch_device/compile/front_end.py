@@ -62,14 +62,14 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
 def lower_backwards_with_forwards() -> None:
     """Compile each backward together with its forward, for configurations of the bench.
 
-    torch caches a graph on disk once its backward is compiled, by default at the first backward. Otherwise,
-    if a step runs out of memory in forward, every process would compile it again.
+    By default torch compiles a backward when it first runs, and only then caches the graph on disk. If a
+    step ran out of memory in forward, every process would compile the graph again.
     """
     functorch_config.force_non_lazy_backward_lowering = True
 
 
 def _as_it_is(refusal: refusals.CompileRefusedError) -> Exception:
-    """Return the refusal as one of Dynamo's own errors, which Dynamo does not wrap: users see it first."""
+    """Return the refusal as one of Dynamo's own errors, which it does not wrap, so users see its text."""
     shown = type("CompileRefusedError", (ShortenTraceback, refusals.CompileRefusedError), {})
     error: Exception = shown(str(refusal), first_useful_frame=None)
     return error

@@ -126,7 +126,7 @@ def as_range(ranks: Sequence[int]) -> Sequence[int]:
 
 @dataclass
 class Lane:
-    """A NCCL communicator of a group, or of two of its ranks: its stream, and the end of its last kernel."""
+    """An NCCL communicator of a group, or of two of its ranks: its stream, and the end of its last kernel."""
 
     stream: int | None = None
     last: Marker | None = None

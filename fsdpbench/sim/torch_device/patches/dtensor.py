@@ -108,7 +108,7 @@ def _agree(specs: tuple[DTensorSpec, ...]) -> bool:
 
 
 def install_random_state() -> None:
-    """For the simulated device, keep DTensor's random state on the host and do not compare the ranks' states.
+    """Keep DTensor's random state on the host for the simulated device, without comparing ranks' states.
 
     torch copies the state to the device to broadcast it from rank 0, and back before each random operator.
     Simulated tensors would lose the values, and torch's decision would be reported as the script's.
