@@ -1,12 +1,12 @@
-"""The models that are benchmarked: named sizes, input data, FLOP counts.
+"""Benchmarked models: named sizes, input data and FLOP counts.
 
     workload = get_workload("gpt-2.8b")
     model = workload.build(activation_checkpointing="full", seq=2048)
     inputs, targets = next(workload.batches(batch=8, seq=2048, seed=0, rank=0, device="cpu"))
     loss = model(inputs, targets)
 
-One file a family for its shape, one for its modules; families of other packages come by entry point. Imports
-nothing of the bench, and torch when a model is built.
+Each family has one file for its shape and one for its modules; other packages add families by entry point.
+The package imports no other package of fsdpbench, and imports torch only when a model is built.
 """
 
 if __name__ == "workloads":

@@ -1,6 +1,6 @@
-"""The interface of every workload, what kinds of workloads have in common, and FLOPs, block by block.
+"""Interface of all workloads, base classes for kinds of workloads, and FLOPs by block.
 
-Only matrix products, convolutions and attention count; their backward costs twice the forward.
+FLOPs count only matrix products, convolutions and attention; their backward costs twice their forward.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from fsdpbench.workloads.checkpointing import ActivationCheckpointing
 from fsdpbench.workloads.shape import WorkloadError, error_text, make_shape
 from fsdpbench.workloads.tensor_plan import Product
 
-if TYPE_CHECKING:  # torch's import takes most of a second, which commands that plan do without
+if TYPE_CHECKING:  # importing torch takes most of a second, and commands that only plan do not need it
     import torch
     from torch import nn
 
     from fsdpbench.workloads.inputs import Batch, Feed
 
 TRAINING_BYTES = 16
-"""Bytes of a parameter trained in float32 by AdamW: weight, gradient and two moments, four bytes each."""
+"""Bytes per parameter trained in float32 by AdamW: weight, gradient and two moments, four bytes each."""
 S = TypeVar("S")
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating point operations of one forward and backward pass of one rank's microbatch.
+    """Floating point operations of forward and backward over one rank's microbatch.
 
-    `model` is what MFU counts (forward + 2 x backward, no recomputation), `hardware` what HFU counts
-    (`model` + what activation checkpointing computes again).
+    `model` is the count for MFU (forward + 2 x backward, no recomputation), `hardware` the count for HFU
+    (`model` plus the recomputation of activation checkpointing).
     """
 
     model: int
@@ -43,13 +43,13 @@ class Flops:
 
 @dataclass(frozen=True)
 class BlockFlops:
-    """The forward pass of one block that checkpointing applies to or not.
+    """Forward FLOPs of one block, the unit of activation checkpointing.
 
-    Fields: `products`: of each product with weights, in the order in which they run; `attention`: products
-    of activations with each other; `ends_needed`: backward needs what the last product gave (a norm or
-    dropout follows it), so a recomputation has to make it again; `batched`: products with the weights of
-    several experts at the same time, which checkpointing by operator keeps, as it keeps attention's; `empty`:
-    of these, what is computed for places of buffers that hold no row.
+    Fields: `products`: FLOPs of each product with weights, in execution order; `attention`: products of
+    activations with each other; `ends_needed`: backward needs the output of the last product (a norm or
+    dropout follows), so a recomputation must include it; `batched`: products with the weights of several
+    experts at the same time, which checkpointing by operator keeps like attention; `empty`: the part of
+    `batched` that is computed for empty rows of buffers.
     """
 
     products: tuple[int, ...]
@@ -64,7 +64,7 @@ class BlockFlops:
         return sum(self.products) + self.attention + self.batched
 
     def recomputed(self, checkpointing: ActivationCheckpointing, in_full: bool) -> int:
-        """Return the FLOPs that a checkpointed block computes again; `in_full`: also those of no use."""
+        """Return a checkpointed block's recomputed FLOPs; `in_full`: including unnecessary ones."""
         again = sum(
             flops for index, flops in enumerate(self.products) if not checkpointing.keeps_product(index)
         )
@@ -76,12 +76,12 @@ class BlockFlops:
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """A model's forward pass over one microbatch.
+    """Forward FLOPs of a model over one microbatch.
 
-    Fields: `stacks`: the blocks, in stacks that checkpointing counts one by one; `rest`: what is outside of
-    them; `first`: of all, products whose input needs no gradient; `frozen`: products whose weight needs none;
-    `empty`: forward and backward of places of experts' buffers that hold no row, which no model needs;
-    `head`: of `rest`, the product that gives a token model's logits.
+    Fields: `stacks`: the blocks, by the stacks in which checkpointing numbers them; `rest`: FLOPs outside
+    blocks; `first`: FLOPs of products whose input needs no gradient; `frozen`: FLOPs of products whose weight
+    needs none; `empty`: forward and backward for empty rows of expert buffers, which do not count for the
+    model; `head`: the part of `rest` that computes a token model's logits.
     """
 
     stacks: Sequence[Sequence[BlockFlops]]
@@ -92,8 +92,8 @@ class ForwardFlops:
     head: int = 0
 
     def training(self, checkpointing: ActivationCheckpointing, in_full: bool = False) -> Flops:
-        """Return the FLOPs of forward and backward. `in_full`: checkpoints recompute also what backward does
-        not need, as they did before torch 2.1, and as formulas for HFU have it."""
+        """Return the FLOPs of forward and backward. `in_full`: recomputation includes what backward does not
+        need, as before torch 2.1 and in formulas for HFU."""
         forward = sum(block.total for stack in self.stacks for block in stack) + self.rest
         computed = 3 * forward - self.first - self.frozen
         again = self.head if checkpointing.head else 0
@@ -108,61 +108,61 @@ class ForwardFlops:
 
 
 class Workload(ABC):
-    """A model of one family in one shape: how to build it, feed it and count its work.
+    """A model of one family in one shape: builds it, feeds it and counts its FLOPs.
 
-    The module that `build` returns is called as `module(*batch) -> scalar loss`, or without the last tensor
-    of the batch, the targets, as `module(*inputs) -> predictions`.
+    The module that `build` returns is called as `module(*batch) -> scalar loss`, or as
+    `module(*inputs) -> predictions`, without the last tensor of the batch (the targets).
 
-    `seq` is the number of tokens a sample. Models that do not work on sequences have none: their
-    `default_seq` is None, and so is every `seq` that they take.
+    `seq` is the number of tokens per sample. Models that do not work on sequences have none: their
+    `default_seq` is None, and so is every `seq` that they accept.
     """
 
     name: str
     family: str
     library_config: Mapping[str, Any] | None = None
-    """The content of the Hugging Face file that it came from, where that was kept (`library_model.py`)."""
+    """Content of the Hugging Face file that describes the model, if it was kept (`library_model.py`)."""
     is_convolutional: ClassVar[bool] = False
-    """Its products are convolutions, which torch rounds to TF32 by other rules than matrix products."""
+    """Whether its products are convolutions, which torch rounds to TF32 by different rules."""
 
     @property
     def is_causal(self) -> bool:
-        """Return whether each token attends to the tokens before it and to no other."""
+        """Return whether each token attends only to itself and earlier tokens."""
         return False
 
     @property
     @abstractmethod
     def shape(self) -> dict[str, ShapeValue]:
-        """Return all fields of the shape as plain values, defaults included."""
+        """Return all fields of the shape as plain values, including defaults."""
 
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """Return the number of parameters at `default_seq`, tied ones once; by formula, nothing is built."""
+        """Return the number of parameters at `default_seq`, tied ones once; computed without building."""
 
     @property
     def training_state_bytes(self) -> int:
-        """Return the bytes of parameters, gradients and AdamW's state in float32, without activations."""
+        """Return the bytes of parameters, gradients and AdamW states in float32, without activations."""
         return TRAINING_BYTES * self.parameters
 
     @property
     @abstractmethod
     def default_seq(self) -> int | None:
-        """Return the tokens a sample where the user names no length; None for models without sequences."""
+        """Return the default number of tokens per sample; None for models without sequences."""
 
     @property
     @abstractmethod
     def block_classes(self) -> tuple[type[nn.Module], ...]:
-        """Return the module classes that are one FSDP unit each under `wrap=block`."""
+        """Return the module classes that are one FSDP unit each with `wrap=block`."""
 
     @abstractmethod
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        """Return the module, on the current default device (`with torch.device(...)`).
+        """Return the module, built on the current default device (`with torch.device(...)`).
 
         Every submodule that owns parameters has a `reset_parameters()`, so a module built on `meta` can be
         materialised and initialised later. The caller seeds torch's generator.
 
         Raises:
-            WorkloadError: `activation_checkpointing` or `seq` is not possible.
+            WorkloadError: `activation_checkpointing` or `seq` is invalid.
         """
 
     def batches(
@@ -176,10 +176,10 @@ class Workload(ABC):
         *,
         world_size: int | None = None,
     ) -> Iterator[Batch]:
-        """Yield microbatches of one rank without end, each on `device`; equal for equal arguments.
+        """Yield endless microbatches of one rank on `device`; equal arguments give equal batches.
 
-        Without `data` they are synthetic. With `data` each rank reads its own share of it, which takes
-        `world_size` (may be left out for rank 0 alone).
+        Without `data` they are synthetic. With `data`, each rank reads its own share, which requires
+        `world_size` (optional if rank 0 runs alone).
 
         Raises:
             DataError: the data is missing, unreadable or too small.
@@ -192,7 +192,7 @@ class Workload(ABC):
         return self.microbatches(Feed(batch, seed, rank, torch.device(device), data, world_size), seq)
 
     def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
-        """Yield what `batches` yields; a family defines this, or `batches` itself."""
+        """Yield the batches of `batches`; a family defines this method, or `batches`."""
         raise NotImplementedError(f"{type(self).__name__} defines neither microbatches() nor batches()")
 
     @abstractmethod
@@ -208,13 +208,13 @@ class Workload(ABC):
     ) -> Flops:
         """Return the FLOPs of one forward and backward pass over one microbatch.
 
-        `recomputes_in_full`: checkpoints compute again also what backward does not need, as before torch 2.1.
+        `recomputes_in_full`: recomputation includes what backward does not need, as before torch 2.1.
         """
         checkpointing = ActivationCheckpointing.parse(activation_checkpointing)
         return self.forward_flops(batch, seq).training(checkpointing, recomputes_in_full)
 
     def units(self, wrap: str) -> int | None:
-        """Return the number of blocks (`wrap` is `block`), or of groups of them (`every-K`); None: other."""
+        """Return the number of blocks (`wrap` is `block`) or groups of them (`every-K`), otherwise None."""
         return len(unit_sizes(wrap, self.stacks())) or None
 
     def stacks(self) -> list[int]:
@@ -222,19 +222,19 @@ class Workload(ABC):
         return [len(stack) for stack in self.forward_flops(1, self.resolve_seq(None)).stacks]
 
     def samples(self, batch: int) -> int:
-        """Return the samples of one microbatch."""
+        """Return the number of samples in one microbatch."""
         return batch
 
     @abstractmethod
     def tokens(self, batch: int, seq: int | None = None) -> int | None:
-        """Return the tokens of one microbatch; None for models that do not work on tokens."""
+        """Return the number of tokens in one microbatch; None for models without tokens."""
 
     @abstractmethod
     def resolve_seq(self, seq: int | None) -> int | None:
-        """Return `seq`, or the default instead of None.
+        """Return `seq`, or the default if it is None.
 
         Raises:
-            WorkloadError: it is below 1, or the model has no sequences and it is given.
+            WorkloadError: `seq` is below 1, or it is given and the model has no sequences.
         """
 
 
@@ -244,7 +244,7 @@ class TokenWorkload(Workload):
     @property
     @abstractmethod
     def default_seq(self) -> int:
-        """Return the tokens a sample where the user names no sequence length."""
+        """Return the default number of tokens per sample."""
 
     def resolve_seq(self, seq: int | None) -> int:
         if seq is None:
@@ -258,7 +258,7 @@ class TokenWorkload(Workload):
 
 
 class SampleWorkload(Workload):
-    """A model whose input is a sample as a whole, such as an image: it has no sequence length."""
+    """A model whose input is a whole sample, such as an image, without a sequence length."""
 
     @property
     def default_seq(self) -> None:
@@ -273,10 +273,10 @@ class SampleWorkload(Workload):
 
 
 class Shaped(Workload, Generic[S]):
-    """A workload of one shape, `spec`, and the module that is built of it.
+    """A workload of one shape, `spec`, whose module is built from that shape.
 
-    `shape_type` is the dataclass of the shape. `code` names the Python module with the classes of the model,
-    which is imported when one is asked for: `model_class(*arguments, checkpointing)` makes the module, and
+    `shape_type` is the dataclass of the shape. `code` names the Python module with the model's classes, which
+    is imported when a class is needed: `model_class(*arguments, checkpointing)` builds the model;
     `names_of_blocks` are the classes that are one FSDP unit each.
     """
 
@@ -291,16 +291,16 @@ class Shaped(Workload, Generic[S]):
 
     @classmethod
     def from_values(cls, name: str, values: Mapping[str, Any]) -> Self:
-        """Make a workload of the shape's plain or textual values.
+        """Make a workload from plain or textual values of the shape.
 
         Raises:
-            ShapeError: a field is unknown, missing or impossible.
+            ShapeError: a field is unknown, missing or invalid.
         """
         return cls(name, make_shape(cls.shape_type, values))
 
     @property
     def shape(self) -> dict[str, ShapeValue]:
-        # Fields are plain values: `asdict` would copy each.
+        # Fields are plain values; `asdict` would copy each of them.
         return {each.name: getattr(self.spec, each.name) for each in fields(self.spec)}  # type: ignore[arg-type]
 
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
@@ -309,8 +309,8 @@ class Shaped(Workload, Generic[S]):
         return model_class(*self.arguments(seq), checkpointing)
 
     def arguments(self, seq: int | None) -> tuple[object, ...]:
-        """Return the arguments of the model's class for `seq` tokens a sample, checkpointing aside."""
-        self.resolve_seq(seq)  # any length will do, but not any number
+        """Return the model class's arguments for `seq` tokens per sample, except checkpointing."""
+        self.resolve_seq(seq)  # the model accepts any length, but not any number
         return (self.spec,)
 
     @property
@@ -319,7 +319,7 @@ class Shaped(Workload, Generic[S]):
 
 
 class LanguageShape(Protocol):
-    """The fields that all shapes of decoder-only language models have."""
+    """Fields of the shapes of all decoder-only language models."""
 
     @property
     def layers(self) -> int: ...
@@ -335,7 +335,7 @@ L = TypeVar("L", bound=LanguageShape)
 
 
 class NextTokenWorkload(Shaped[L], TokenWorkload):
-    """A decoder-only language model: one stack of blocks predicts each token from the tokens before it."""
+    """A decoder-only language model: a stack of blocks predicts each token from earlier tokens."""
 
     @property
     def is_causal(self) -> bool:
@@ -351,10 +351,10 @@ class NextTokenWorkload(Shaped[L], TokenWorkload):
 
     @abstractmethod
     def products(self, layer: int) -> list[Product]:
-        """Return the linear layers of block `layer` in the order in which they run (without experts)."""
+        """Return the linear layers of block `layer` in execution order, without those of experts."""
 
     def product_weights(self, layer: int) -> int:
-        """Return the weights of the linear layers of block `layer`."""
+        """Return the number of weights in the linear layers of block `layer`."""
         return sum(each.inputs * each.outputs for each in self.products(layer))
 
     def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
@@ -365,8 +365,8 @@ class NextTokenWorkload(Shaped[L], TokenWorkload):
     def block_flops(self, layer: int, tokens: int, seq: int) -> BlockFlops:
         """Return the forward FLOPs of block `layer` over `tokens` tokens in sequences of `seq`.
 
-        A token costs 2 for each weight, and 4 x d_model x seq for attention, in full although it is causal
-        (Chowdhery et al. 2022, appendix B).
+        Each token costs 2 per weight, plus 4 x d_model x seq for attention, in full although attention is
+        causal (Chowdhery et al. 2022, appendix B).
         """
         products = tuple(2 * tokens * each.inputs * each.outputs for each in self.products(layer))
         return BlockFlops(products, attention=4 * tokens * self.spec.d_model * seq)
@@ -381,7 +381,7 @@ class NextTokenWorkload(Shaped[L], TokenWorkload):
 
 
 class ImageShape(Protocol):
-    """The fields that all shapes of vision models have: pixels along a side, and classes."""
+    """Fields of the shapes of all vision models: pixels per side, and classes."""
 
     @property
     def image(self) -> int: ...

@@ -1,18 +1,18 @@
-"""Blocks that a model stacks: activation checkpointing of each, and groups of them as one unit.
+"""Blocks of a model: activation checkpointing of each, and groups of blocks as one FSDP unit.
 
-A checkpointed block keeps its input, and computes its inside again in backward.
+A checkpointed block keeps its input and recomputes its activations in backward.
 
 The block calls the checkpoint itself, inside its `forward`:
 
     FSDP hooks of the unit > CheckpointedBlock.forward > checkpoint > transform: attention, feed-forward
 
-so that no wrapper module changes names or classes, and so that a unit's all-gather is issued once by the
-hooks outside and not again by the recomputation inside.
+So no wrapper module changes names or classes, and the hooks outside the checkpoint issue a unit's all-gather
+once; the recomputation inside does not repeat it.
 
-A recomputation ends where backward has all that it needs, as torch's own checkpoint does by default since
-2.1: a GPT block's last matrix product, a third of its FLOPs, is not made again. (HFU by the usual formula,
-4/3, counts it.) It ends by an exception, so post-forward hooks of FSDP units nested in the block may not run
-then; their parameters stay until their own backward has used them.
+A recomputation stops as soon as backward has all that it needs, which is the default of torch's checkpoint
+since 2.1: it omits a GPT block's last matrix product, a third of the block's FLOPs. (The usual formula for
+HFU, 4/3, counts it.) It stops by an exception, so post-forward hooks of FSDP units nested in the block may
+not run in the recomputation; their parameters stay unsharded until their own backward has used them.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from fsdpbench.workloads.shape import WorkloadError
 
 
 def _operators(names: tuple[str, ...]) -> frozenset[Any]:
-    """Return the aten operators of those names that this torch has."""
+    """Return the aten operators with these names, as far as this version of torch has them."""
     return frozenset(getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name))
 
 
@@ -39,12 +39,12 @@ _ATTENTION_OPERATORS = _operators(ATTENTION)
 
 
 class CheckpointedBlock(nn.Module):
-    """A block that a model stacks, the natural FSDP unit. Its computation is `transform`, which `forward`
-    runs as it is or checkpointed.
+    """A block of a model, the natural FSDP unit. `transform` is its computation; `forward` runs it directly
+    or checkpointed.
 
     Args:
         checkpointing: the model's setting.
-        index: the block's number in its stack.
+        index: the number of the block in its stack.
     """
 
     def __init__(self, checkpointing: ActivationCheckpointing, index: int) -> None:
@@ -62,16 +62,16 @@ class CheckpointedBlock(nn.Module):
 
     @abstractmethod
     def transform(self, x: Tensor, *context: Any) -> Tensor:
-        """Compute the block; `context` is equal for all blocks of a stack."""
+        """Compute the block; `context` is the same for all blocks of a stack."""
 
 
 def run_checkpointed(
     function: Callable[..., Tensor], *args: Any, checkpointing: ActivationCheckpointing, random: bool = False
 ) -> Tensor:
-    """Run `function` and keep its arguments only (and the outputs of operators that `checkpointing` names);
-    whatever else backward needs is computed again then.
+    """Run `function`, keeping only its arguments (and outputs of operators that `checkpointing` selects).
+    Backward recomputes whatever else it needs.
 
-    `random`: it draws random numbers (dropout), and must draw the same again; their state is kept too.
+    `random`: the function draws random numbers (dropout) and must draw the same again, so keep their state.
     """
     selection: dict[str, Any] = {}
     if checkpointing.by_operator:
@@ -81,7 +81,7 @@ def run_checkpointed(
 
 
 def _selection(checkpointing: ActivationCheckpointing) -> tuple[Any, Any]:
-    """Return torch's contexts for the forward and the recomputation of one call, each with its own count."""
+    """Return torch's contexts for forward and recomputation of one call, each with its own count."""
     products = {False: 0, True: 0}
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -97,7 +97,7 @@ def _selection(checkpointing: ActivationCheckpointing) -> tuple[Any, Any]:
 
 
 class BlockGroup(nn.Sequential):
-    """Consecutive blocks as one module; what follows the first argument is given to each of them."""
+    """Consecutive blocks as one module; each receives all arguments after the first."""
 
     def forward(self, x: Tensor, *context: Any) -> Tensor:
         for block in self:
@@ -108,8 +108,8 @@ class BlockGroup(nn.Sequential):
 def group_blocks(model: nn.Module, count: int | Sequence[int]) -> None:
     """Replace each list of blocks in `model` (a `ModuleList` called `blocks`) by groups of `count`, in place.
 
-    The last group holds what is left; several counts are those of all groups, one after another. `blocks.5`
-    of 2 a group becomes `blocks.2.1`; parameters, results and checkpointing stay as they are.
+    The last group holds the remaining blocks. A sequence `count` lists the sizes of successive groups. With 2
+    per group, `blocks.5` becomes `blocks.2.1`; parameters, results and checkpointing do not change.
 
     Raises:
         WorkloadError: `count` is below 1, or the model has no list of blocks.

@@ -1,10 +1,10 @@
-"""The choice of checkpointed blocks and of what they keep (`activation_checkpointing`).
+"""Selection of checkpointed blocks and of what they keep (`activation_checkpointing`).
 
-A checkpointed block keeps its input, and computes its inside again in backward (`blocks.py`).
+A checkpointed block keeps its input and recomputes its activations in backward (`blocks.py`).
 
-By operator (`op`) a block keeps, besides its input, what attention and every second product with weights
-gave, and computes the rest again: the selection that TorchTitan makes. `op-every-K` keeps every K-th product,
-`op-every-1` all of them.
+By operator (`op`), a block also keeps the outputs of attention and of every second product with weights, and
+recomputes the rest, like TorchTitan's selection. `op-every-K` keeps every K-th product, `op-every-1` all of
+them.
 """
 
 import re
@@ -14,22 +14,22 @@ from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.workloads.shape import WorkloadError, error_text
 
 PRODUCTS = ("mm", "addmm", "convolution", "_scaled_mm", "_scaled_mm_v2")
-"""Products with weights."""
+"""Operators of products with weights."""
 ATTENTION = (
     "bmm", "baddbmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
 )  # fmt: skip
-"""Attention, fused or as the products of activations with each other that it consists of."""
+"""Operators of attention: fused, or its products of activations with each other."""
 
 
 @dataclass(frozen=True)
 class ActivationCheckpointing:
-    """The choice of checkpointed blocks: none (`every` = 0), or blocks 0, `every`, 2 x `every`, ...
+    """Selection of checkpointed blocks: none (`every` = 0), or blocks 0, `every`, 2 x `every`, ...
 
-    `keeps_every`: a checkpointed block keeps what attention gave, and products 0, `keeps_every`,
-    2 x `keeps_every`, ... of those with weights; 0: nothing but its input. `first`: only in the first N
-    blocks of a stack. `head`: a token model's logits are computed again too (`losses.py`). `each`: of
-    every block of the model, in forward's order, its own choice; the other fields are then those of none.
+    `keeps_every`: checkpointed blocks keep the outputs of attention and of products 0, `keeps_every`, 2 x
+    `keeps_every`, ... with weights; 0: only their input. `first`: only in the first N blocks of a stack.
+    `head`: a token model's logits are recomputed too (`losses.py`). `each`: a separate selection for every
+    block of the model, in forward order; the other fields then select no blocks.
     """
 
     every: int = 0
@@ -40,11 +40,11 @@ class ActivationCheckpointing:
 
     @classmethod
     def parse(cls, text: str) -> "ActivationCheckpointing":
-        """Read `none`, `full`, `every-K`, `op` or `op-every-K`, followed by `:N` for the first N blocks of a
-        stack alone, and by `+head` for the logits; or `full:20+none:12`, the choice of each block.
+        """Parse `none`, `full`, `every-K`, `op` or `op-every-K`, optionally with `:N` (only the first N
+        blocks of a stack) and `+head` (the logits); or a selection for each block, as `full:20+none:12`.
 
         Raises:
-            WorkloadError: it is none of these.
+            WorkloadError: the text has another form.
         """
         blocks, head, _ = text.partition("+head")
         if is_mixed(blocks) and "+" in blocks:
@@ -61,7 +61,7 @@ class ActivationCheckpointing:
 
     @property
     def by_operator(self) -> bool:
-        """Return whether a checkpointed block keeps outputs of operators."""
+        """Return whether checkpointed blocks keep outputs of operators."""
         return self.keeps_every > 0
 
     def keeps_product(self, index: int) -> bool:
@@ -74,11 +74,11 @@ class ActivationCheckpointing:
         return own.every > 0 and index % own.every == 0 and (own.first is None or index < own.first)
 
     def of_block(self, index: int) -> "ActivationCheckpointing":
-        """Return the choice that block number `index` of the stack has."""
+        """Return the selection for block number `index` of the stack."""
         return self.each[index] if index < len(self.each) else self
 
     def after(self, blocks: int) -> "ActivationCheckpointing":
-        """Return the choice for the stack that follows one of so many blocks."""
+        """Return the selection for the stack that follows a stack with this number of blocks."""
         return replace(self, each=self.each[blocks:])
 
 

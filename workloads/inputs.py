@@ -1,11 +1,11 @@
 """Input data of models: seeded synthetic microbatches, or microbatches read from disk.
 
     tokens    drawn uniformly    or windows of a file's bytes
-    images    drawn uniformly    or a folder with one subfolder of images a class:
-                                 folder/cat/1.jpg  folder/dog/1.jpg     classes in the order of their names
-    clicks    drawn uniformly    or a log of lines `label <tab> numbers ... <tab> categories ...`, as Criteo's
+    images    drawn uniformly    or a folder with one subfolder of images per class:
+                                 folder/cat/1.jpg  folder/dog/1.jpg     classes in order of their names
+    clicks    drawn uniformly    or a log: lines `label <tab> numbers ... <tab> categories ...`, like Criteo's
 
-Data on disk are dealt out to the ranks and streamed by a `DataLoader`. Reading images takes the package
+Data on disk is divided among the ranks and streamed by a `DataLoader`. Reading images requires the package
 `pillow` (the extra `vision`).
 """
 
@@ -24,25 +24,25 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from fsdpbench.workloads.shape import CHANNELS, DataError, WorkloadError, error_text
 
 Batch = tuple[Tensor, ...]
-"""The arguments of one forward: the inputs, then the targets."""
+"""Arguments of one forward: the inputs, then the targets."""
 
 BYTE_VALUES = 256
 _START_TOKEN = 0
-"""The first input of a decoder beside an encoder; T5 starts with its padding token."""
+"""First input of a decoder that has an encoder; T5 starts with its padding token."""
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-# A GPU consumes images faster than one process decodes them.
+# A GPU consumes images faster than one process can decode them.
 _CUDA_READERS = 4
-# Keeps the random streams of neighbouring seeds and ranks apart: (0, 1) is not (1, 0).
+# Separates the random streams of neighbouring seeds and ranks: (0, 1) differs from (1, 0).
 _SEED_STRIDE = 1_000_003
 
 
 @dataclass(frozen=True)
 class Feed:
-    """The microbatches of one rank: how large, from which random stream or data, on which device.
+    """Source of one rank's microbatches: their size, random stream or data, and device.
 
-    Fields: `batch`: samples a microbatch; `seed` and `rank` select the random stream; `data`: a file or
-    folder to read, None for synthetic data; `world_size`: ranks among which `data` is dealt out, None for
-    rank 0 alone.
+    Fields: `batch`: samples per microbatch; `seed` and `rank` select the random stream; `data`: a file or
+    folder to read, or None for synthetic data; `world_size`: ranks among which `data` is divided, or None if
+    rank 0 runs alone.
 
     Raises:
         WorkloadError: `batch` is below 1, or `rank` below 0.
@@ -62,10 +62,10 @@ class Feed:
 
     @property
     def shares(self) -> int:
-        """Return the number of ranks among which `data` is dealt out.
+        """Return the number of ranks among which `data` is divided.
 
         Raises:
-            WorkloadError: `rank` is none of them, or their number is not known.
+            WorkloadError: `rank` is outside that number, or the number is unknown.
         """
         if self.world_size is None:
             if self.rank > 0:
@@ -76,15 +76,15 @@ class Feed:
         return self.world_size
 
     def host_options(self) -> Mapping[str, Any]:
-        """Return the options of torch's random functions that draw on the CPU, from a stream that no other
-        seed and rank shares."""
+        """Return options with which torch's random functions draw on the CPU, from a stream of this seed and
+        rank alone."""
         stream = torch.Generator().manual_seed(self.seed * _SEED_STRIDE + self.rank)
         return {"generator": stream, "device": "cpu"}
 
     def draw(self, values: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return `values()`, a tensor of `shape` and `dtype` on the host, to be copied to the device.
+        """Return `values()`, a host tensor of `shape` and `dtype` that will be copied to the device.
 
-        A simulated device keeps no values, so none are drawn for it: memory that is never written costs
+        Simulated devices keep no values, so none are drawn for them: memory that is never written costs
         nothing, however large the batch.
         """
         return torch.empty(shape, dtype=dtype, device="cpu") if self.device.type == "sim" else values()
@@ -93,28 +93,28 @@ class Feed:
 def token_batches(feed: Feed, *, vocab: int, seq: int) -> Iterator[Batch]:
     """Yield (inputs, targets) without end, int64 of [batch, seq]; targets are the inputs one token later.
 
-    Arguments are checked at the call, not at the first batch.
+    Checks its arguments at the call, not at the first batch.
 
     Raises:
         WorkloadError: a number is out of range.
         DataError: see `ByteWindows`.
     """
-    # Neighbouring windows share one byte, the target of the last input.
+    # Neighbouring windows share one byte: the target of the last input.
     rows = token_rows(feed, vocab=vocab, length=seq + 1, overlap=1)
     return ((row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows)
 
 
 def token_rows(feed: Feed, *, vocab: int, length: int, overlap: int) -> Iterator[Tensor]:
-    """Yield int64 tensors of [batch, length] on the device without end: tokens in a row.
+    """Yield int64 tensors of [batch, length] on the device without end: consecutive tokens.
 
-    `overlap`: bytes that neighbouring windows of a file share.
+    `overlap`: number of bytes that neighbouring windows of a file share.
 
     Raises:
         WorkloadError: a number is out of range.
         DataError: see `ByteWindows`.
     """
     if feed.data is None:
-        # Drawn uniformly: nothing to learn in them, and nothing that a kernel could exploit.
+        # Drawn uniformly, so there is nothing to learn and nothing that a kernel could exploit.
         shape, options = (feed.batch, length), feed.host_options()
         rows = (
             feed.draw(lambda: torch.randint(vocab, shape, **options), shape, torch.int64)
@@ -127,7 +127,7 @@ def token_rows(feed: Feed, *, vocab: int, length: int, overlap: int) -> Iterator
 
 
 def pair_batches(feed: Feed, *, vocab: int, seq: int) -> Iterator[Batch]:
-    """Yield (source, target inputs, targets) without end, int64 of [batch, seq]: halves of tokens in a row.
+    """Yield (source, target inputs, targets) without end, int64 of [batch, seq]: halves of token sequences.
 
     Raises:
         WorkloadError: a number is out of range.
@@ -144,7 +144,7 @@ def _source_and_target(row: Tensor, seq: int) -> Batch:
 
 
 class ByteWindows(Dataset[tuple[Tensor]]):
-    """A file cut into windows of `length` bytes, each one sample: a uint8 tensor.
+    """A file cut into windows of `length` bytes; each window is a sample, a uint8 tensor.
 
     Raises:
         DataError: the file cannot be read, has fewer windows than there are ranks, or the vocabulary is too
@@ -156,7 +156,7 @@ class ByteWindows(Dataset[tuple[Tensor]]):
             raise DataError(error_text("inputs.small_vocab", path, vocab, BYTE_VALUES))
         try:
             size = path.stat().st_size
-            # A private mapping: nothing is read before it is used, and ranks share the page cache.
+            # A private mapping reads nothing before it is used, and ranks share the page cache.
             self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
         except (OSError, RuntimeError) as error:
             raise DataError(f"cannot read the data file {path}: {_reason_of(error)}") from error
@@ -199,9 +199,9 @@ def _synthetic_images(feed: Feed, image: int, classes: int) -> Iterator[Batch]:
 def _drawn(
     feed: Feed, values: Callable[[int], Tensor], shape: tuple[int, ...], dtype: torch.dtype
 ) -> Iterator[Tensor]:
-    """Yield `shape` tensors without end, each from another place of `values(size)`, which is drawn once.
+    """Yield tensors of `shape` without end, each from another offset into `values(size)`, drawn once.
 
-    To draw a batch can take as long as to train on it, and readers of data draw nothing.
+    Drawing a batch can take as long as training on it, and readers of real data draw nothing.
     """
     size, places = math.prod(shape), math.prod(shape[1:])
     stream = torch.Generator().manual_seed(feed.seed * _SEED_STRIDE + feed.rank)
@@ -212,11 +212,11 @@ def _drawn(
 
 
 class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
-    """Images below one subfolder a class, each scaled so that its shorter side fits and cut to its middle.
+    """Images in one subfolder per class, each scaled to fit its shorter side and cropped to the centre.
 
     Raises:
-        DataError: pillow is missing, the folder is missing or holds no images, or it has more classes than
-            the model; when an item is read, also that its file is not an image.
+        DataError: pillow is missing, the folder is missing or has no images, or it has more classes than the
+            model; for a single item, also if its file is not an image.
     """
 
     def __init__(self, folder: Path, image: int, classes: int) -> None:
@@ -245,7 +245,7 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
 
 
 def read_image(path: Path, side: int) -> Tensor:
-    """Return the middle square of an image, float32 of [3, side, side] from -1 to 1.
+    """Return the centre square of an image, float32 of [3, side, side] from -1 to 1.
 
     Raises:
         DataError: the file is not an image that pillow can read.
@@ -275,7 +275,7 @@ def _pillow() -> Any:
 
 def click_batches(feed: Feed, *, numbers: int, features: int, rows: int) -> Iterator[Batch]:
     """Yield (numbers, ids, labels) without end: float32 of [batch, numbers], int64 of [batch, features] below
-    `rows`, and float32 of [batch] that are 0 or 1.
+    `rows`, and float32 of [batch], each 0 or 1.
 
     Raises:
         WorkloadError: a number is out of range.
@@ -290,7 +290,7 @@ def click_batches(feed: Feed, *, numbers: int, features: int, rows: int) -> Iter
 
 def _synthetic_clicks(feed: Feed, numbers: int, features: int, rows: int) -> Iterator[Batch]:
     batch, options = feed.batch, feed.host_options()
-    # Drawn once, as images are.
+    # Drawn once, like images.
     of_numbers = _drawn(feed, lambda size: torch.rand(size, **options), (batch, numbers), torch.float32)
     of_ids = _drawn(
         feed, lambda size: torch.randint(rows, (size,), **options), (batch, features), torch.int64
@@ -301,12 +301,12 @@ def _synthetic_clicks(feed: Feed, numbers: int, features: int, rows: int) -> Ite
 
 
 class ClickLog(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """The lines of a click log; only the places where they begin are kept in memory.
+    """The lines of a click log, of which only the file offsets are kept in memory.
 
-    Empty fields are 0. A number x becomes sign(x) x log(1 + |x|), a category a row by a hash of its text.
+    Empty fields are 0. A number x becomes sign(x) x log(1 + |x|); a hash maps a category's text to a row.
 
     Raises:
-        DataError: the file cannot be read or has no lines; on reading a line, also that its form is wrong.
+        DataError: the file cannot be read or has no lines; for a single line, also if its form is wrong.
     """
 
     def __init__(self, path: Path, numbers: int, features: int, rows: int) -> None:
@@ -349,10 +349,9 @@ class ClickLog(Dataset[tuple[Tensor, Tensor, Tensor]]):
 
 
 class RankShare(Sampler[int]):
-    """Endless indices of one rank.
+    """Endless sample indices of one rank.
 
-    Each epoch shuffles all indices alike on every rank and deals them out, so that no two ranks see the same
-    one; the few left over sit out the epoch.
+    In each epoch, all ranks shuffle all indices equally and take disjoint shares; the remainder is left out.
     """
 
     def __init__(self, count: int, seed: int, rank: int, world_size: int) -> None:
@@ -384,14 +383,14 @@ def stream(dataset: ByteWindows | ImageFolder | ClickLog, feed: Feed, workers: i
         sampler=RankShare(count, feed.seed, feed.rank, shares),
         num_workers=workers,
         pin_memory=feed.device.type == "cuda",
-        # Of its own: a loader draws a seed for its workers, which must not shift the model's random stream.
+        # A separate one: a loader draws a seed for its workers, which must not shift the model's stream.
         generator=torch.Generator(),
     )
     return (tuple(items) for items in loader)
 
 
 def _reason_of(error: Exception) -> str:
-    """Return an error's reason in one line, without the path that an OSError repeats."""
+    """Return the reason of an error in one line, without the path that an OSError repeats."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).split("\n")[0]

@@ -1,6 +1,6 @@
-"""Layers that the families share.
+"""Layers that several families share.
 
-Their `reset_parameters` draws the initial weights, also long after a build on `meta`.
+`reset_parameters` draws the initial weights, also of a model that was built on `meta` before.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fsdpbench.workloads.tensor_plan import ROUTERS
 
-# GPT-2's standard deviation of weights (Radford et al. 2019, and its published code).
+# GPT-2's standard deviation of initial weights (Radford et al. 2019, and its published code).
 WEIGHT_STD = 0.02
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -20,7 +20,7 @@ class Projection(nn.Linear):
     """A linear layer with weights from N(0, std) and zero bias."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, std: float = WEIGHT_STD) -> None:
-        self.std = std  # before super().__init__, which calls reset_parameters
+        self.std = std  # before `super().__init__`, which calls `reset_parameters`
         super().__init__(in_features, out_features, bias)
 
     def reset_parameters(self) -> None:
@@ -41,9 +41,9 @@ class Lookup(nn.Embedding):
 
 
 def _draw(weight: Tensor, std: float) -> None:
-    """Draw from N(0, std).
+    """Draw weights from N(0, std).
 
-    On `meta` there is nothing to draw, and torch's rules for it, which are in Python, took a twentieth of a
+    Do nothing on `meta`, which has no values: its rules in torch run in Python and took a twentieth of a
     simulated run.
     """
     if not weight.is_meta:
@@ -55,7 +55,7 @@ def replace_projections(
     block_classes: tuple[type[nn.Module], ...],
     make: Callable[[str, Projection], Projection],
 ) -> None:
-    """Put `make(name, layer)` in the place of each linear layer of the blocks but routers, in place."""
+    """Replace each linear layer of the blocks, except routers, by `make(name, layer)`, in place."""
     for block in [module for module in model.modules() if isinstance(module, block_classes)]:
         for parent in list(block.modules()):
             for name, child in list(parent.named_children()):
@@ -64,11 +64,11 @@ def replace_projections(
 
 
 class DecoderNorm(nn.Module):
-    """x / rms(x) x weight over the last dimension, [..., width] to the same (Zhang and Sennrich 2019).
+    """x / rms(x) x weight over the last dimension; keeps the shape [..., width] (Zhang and Sennrich 2019).
 
     Args:
         offset: weights are stored as an offset from 1 (Gemma).
-        composed: single operators in fp32, each with its result in memory, instead of torch's one kernel.
+        composed: separate operators in fp32, each with its result in memory, instead of torch's one kernel.
     """
 
     def __init__(self, width: int, eps: float, *, offset: bool, composed: bool) -> None:
@@ -78,7 +78,7 @@ class DecoderNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the weights to a factor of 1."""
+        """Set the weights so that their factor is 1."""
         nn.init.constant_(self.weight, 0.0 if self.offset else 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,11 +95,11 @@ class DecoderNorm(nn.Module):
 def composed_rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """Compute `F.rms_norm` of x, [..., width], as torch before 2.9 ran it on GPUs: operator by operator.
+    """Compute `F.rms_norm` of x, [..., width], operator by operator, as torch before 2.9 did on GPUs.
 
-    Torch had no RMSNorm before 2.4; from 2.4 to 2.8 `torch.rms_norm` was composed of operators (torch 2.8,
-    `aten/src/ATen/native/layer_norm.cpp`), with the mean square in fp32 and the rest as type promotion has
-    it. The function is here and not in the simulator because the compiler, which fuses it, traces it.
+    torch had no RMSNorm before 2.4. From 2.4 to 2.8, `torch.rms_norm` was composed of operators (torch 2.8,
+    `aten/src/ATen/native/layer_norm.cpp`), with the mean square in fp32 and type promotion for the rest. This
+    function is here, not in the simulator, because the compiler, which fuses its operators, traces it.
     """
     mean_square = x.float().pow(2).mean(-1, keepdim=True)
     normed = x * torch.rsqrt(mean_square + (eps or torch.finfo(x.dtype).eps))
@@ -107,10 +107,10 @@ def composed_rms_norm(
 
 
 def held(parameter: Tensor) -> Tensor:
-    """Return this rank's part of `parameter`, to compute with.
+    """Return the local part of `parameter`, for computation.
 
-    Gradients of a parameter that every rank has in full are summed over the ranks, since each has seen other
-    tokens, or other features.
+    Gradients of a replicated parameter are summed over the ranks, because each rank has processed other
+    tokens or other features.
     """
     from torch.distributed.tensor import DTensor, Partial
 

@@ -1,9 +1,9 @@
 """Models of the library `transformers`, described by the content of a `config.json`.
 
     LibraryWorkload(name, LibraryShape(packed(content)))   the file's text model; `towers`: with its towers
-    implementation=transformers                            the same, of a file that our families build too
+    implementation=transformers                            the same for files that our families also support
 
-The library is imported, and the model built (`library_model.py`), when something of it is first asked for.
+The library is imported, and the model built (`library_model.py`), when they are first needed.
 """
 
 import base64
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 LIBRARY = "transformers"
 CONTENT = "library_config"
-"""Name of the field of a shape that keeps the file's content, for the library alone."""
+"""Name of a shape's field that keeps the file's content, only for the library."""
 DEFAULT_SEQ = 4096
-"""Tokens a sample where no length is given: models are not trained at their longest context."""
+"""Default number of tokens per sample: models are rarely trained at their longest context."""
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "context_length")
 
 
 def packed(content: Mapping[str, Any]) -> str:
-    """Return a configuration's content as a word without commas, for a shape."""
+    """Return a configuration's content as text without commas, for a shape."""
     text = json.dumps(content, separators=(",", ":"), sort_keys=True)
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def unpacked(text: str) -> dict[str, object]:
-    """Return the content that `packed` packed. Raise `WorkloadError` for any other text."""
+    """Return the content that `packed` encoded; raise `WorkloadError` for other text."""
     try:
         content = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except ValueError:
@@ -51,7 +51,7 @@ def unpacked(text: str) -> dict[str, object]:
 
 
 def library() -> Any:
-    """Return the package, which asks nothing of the network. Raise `WorkloadError` if it is missing."""
+    """Import and return the package in offline mode; raise `WorkloadError` if it is missing."""
     if importlib.util.find_spec(LIBRARY) is None:
         raise WorkloadError(error_text("library.not_installed", LIBRARY))
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -66,8 +66,8 @@ def _models() -> Any:
 
 
 def values_of(content: Mapping[str, Any], towers: bool) -> dict[str, object]:
-    """Return the values of the shape of the model in a file's content, which is built once to see that it can
-    be. Raises as `LibraryWorkload`."""
+    """Return the shape's values for the model in a file's content, after building it once on meta as a check.
+    Raises the errors of `LibraryWorkload`."""
     shape = LibraryShape(packed(content), towers)
     try:
         _models().built_on_meta(shape)
@@ -77,13 +77,13 @@ def values_of(content: Mapping[str, Any], towers: bool) -> dict[str, object]:
 
 
 def model_type_of(content: Mapping[str, Any]) -> str:
-    """Return the library's type of the model that a file describes.
+    """Return the library's model type for the model that a file describes.
 
-    Files with code of their own may name a type that only this code knows, and a class that the library has:
-    then the class counts.
+    Files that come with their own code may name a type that only this code knows, and a class that the
+    library has. Then the class decides.
 
     Raises:
-        ShapeError: the library has neither.
+        ShapeError: the library has neither the type nor the class.
     """
     named, known = str(content.get("model_type")), library().CONFIG_MAPPING
     names = importlib.import_module(f"{LIBRARY}.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -102,7 +102,7 @@ def model_type_of(content: Mapping[str, Any]) -> str:
 
 
 def has_field(model_type: str, key: str) -> bool:
-    """Return whether the library is installed, and has `key` for models of that type but not for all."""
+    """Return whether the library is installed and has `key` only for some model types, including this one."""
     if importlib.util.find_spec(LIBRARY) is None or model_type not in library().CONFIG_MAPPING:
         return False
     of_all = library().PretrainedConfig.__dataclass_fields__
@@ -111,17 +111,17 @@ def has_field(model_type: str, key: str) -> bool:
 
 @dataclass(frozen=True)
 class LibraryShape:
-    """The content of a file, packed; `towers`: the whole of a multimodal model, not its text model alone."""
+    """Packed content of a file. `towers`: the whole multimodal model, not only its text model."""
 
     library_config: str
     towers: bool = False
 
 
 class LibraryWorkload(Shaped[LibraryShape], TokenWorkload):
-    """A model that the library builds of the content of a file.
+    """A model that the library builds from the content of a file.
 
     Raises:
-        WorkloadError: from everything that builds: the library is missing, or refuses the configuration.
+        WorkloadError: from all methods that build: the library is missing or refuses the configuration.
     """
 
     family = LIBRARY
@@ -135,13 +135,13 @@ class LibraryWorkload(Shaped[LibraryShape], TokenWorkload):
     def default_seq(self) -> int:
         given = (getattr(self._settings, name, None) for name in _LENGTHS)
         longest = min(next((each for each in given if isinstance(each, int)), DEFAULT_SEQ), DEFAULT_SEQ)
-        return longest - longest % 8 or longest  # RoBERTa's 514 positions are 512 tokens
+        return longest - longest % 8 or longest  # RoBERTa's 514 positions hold 512 tokens
 
     @property
     def block_classes(self) -> "tuple[type[nn.Module], ...]":
         blocks = [block for stack in _models().stacks(self._on_meta) for block in stack]
         holders = Counter(id(each) for block in blocks for each in set(block.parameters()))
-        # What several blocks share (Zamba) belongs to the root.
+        # Modules that several blocks share (Zamba) belong to the root.
         sharing = {type(block) for block in blocks if any(holders[id(p)] > 1 for p in block.parameters())}
         return tuple({type(block) for block in blocks} - sharing)
 
@@ -169,7 +169,7 @@ class LibraryWorkload(Shaped[LibraryShape], TokenWorkload):
 
 
 def check_sizes(content: Mapping[str, Any]) -> None:
-    """Refuse numbers of layers and sizes, at any depth, that cannot be built. Raises `ShapeError`."""
+    """Raise `ShapeError` for numbers of layers and sizes, at any depth, that cannot be built."""
     for name, value in content.items():
         if isinstance(value, Mapping):
             check_sizes(value)

@@ -1,13 +1,13 @@
-"""Models of the library `transformers` (`library.py`), built of its own modules.
+"""Models of the library `transformers` (`library.py`), built from its own modules.
 
-Only the package's own code runs: code that a file points to (`auto_map`) is dropped unread, and nothing is
+Only the package's code runs: references to other code (`auto_map`) are dropped unread, and nothing is
 downloaded. A block is an element of the model's outermost lists of modules.
 
-FLOPs are counted as operators are launched, in one forward on the meta device, by the formulas of
-`torch.utils.flop_counter`. Scans of state spaces and of linear attention are not counted. The library runs
-scans by kernels of other packages (mamba-ssm, flash-linear-attention), or without them by loops over tokens.
-On the meta device and on simulated GPUs a scan is one operator each way, which reads its arguments and writes
-its result; nothing prices it, so a result counts it among its unknown operators.
+FLOPs are counted by the formulas of `torch.utils.flop_counter` while one forward runs on the meta device.
+Scans of state spaces and of linear attention are not counted. The library runs scans with kernels of other
+packages (mamba-ssm, flash-linear-attention), or else as Python loops over tokens. On the meta device and on
+simulated GPUs, a scan is one operator each way, which reads its arguments and writes its result. It has no
+price, so results list it among the unknown operators.
 """
 
 import functools
@@ -33,11 +33,11 @@ from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
 from fsdpbench.workloads.shape import ShapeError, WorkloadError
 
 _FOREIGN = re.compile(r"auto_map|trust_remote_code|quantization_config|(torch_)?dtype|\w*_implementation\w*")
-"""Keys, at any depth, that name code or kernels from elsewhere, or how a checkpoint is stored."""
+"""Keys, at any depth, that name external code or kernels, or how a checkpoint is stored."""
 _HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
 _WHOLE = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 _LIKE = ("value", "hidden_states")
-"""Names of the argument whose shape the result has, the first that is there."""
+"""Names of the argument that has the result's shape; the first one present counts."""
 _WITH_VALUES = ("cpu", "cuda")
 _ATEN = torch.ops.aten
 _PRODUCTS = (_ATEN.mm, _ATEN.addmm, _ATEN.convolution)
@@ -72,7 +72,7 @@ class _Scan(torch.autograd.Function):
 
 
 def fuse_scans(model: nn.Module) -> None:
-    """Let the code of `model` run scans as one operator where tensors have no values, and only there."""
+    """Make the code of `model` run scans as one operator if tensors have no values."""
     for name in {type(module).__module__ for module in model.modules()}:
         scope = vars(sys.modules[name])
         for own, function in list(scope.items()):
@@ -82,7 +82,7 @@ def fuse_scans(model: nn.Module) -> None:
 
 
 def _scans(name: str) -> tuple[bool, bool]:
-    """Return whether a function of the library with this name scans a sequence, and if with a state too."""
+    """Return whether the library's function of this name scans a sequence, and whether it returns a state."""
     with_state = bool(name.partition("chunk_")[2].partition("delta_")[2]) or name.endswith(
         "rwkv_linear_attention"
     )
@@ -107,7 +107,7 @@ def _fused(function: Callable[..., Any], with_state: bool) -> Callable[..., Any]
 
 
 class _Counter(TorchDispatchMode):
-    """FLOPs of the operators that run, block by block; `blocks` has those of each stack, by its number."""
+    """Counter of FLOPs by block while operators run; `blocks[n]` lists the blocks of stack n."""
 
     def __init__(self, stacks: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _Counter(TorchDispatchMode):
         self._products: list[int] = []
 
     def enter(self, *_: Any) -> None:
-        """Begin a block; one inside of another is a part of it."""
+        """Begin a block. A block nested in another is part of it."""
         self._depth += 1
         if self._depth == 1:
             self._products, self._others = [], 0
@@ -129,7 +129,7 @@ class _Counter(TorchDispatchMode):
             self.blocks[stack].append(BlockFlops(tuple(self._products), attention=self._others))
 
     def _found(self, mask: Tensor) -> Tensor:
-        """Return the places of a mask: of experts that are hit, all; of one's tokens, its equal share."""
+        """Return a mask's true positions: all in a mask of experts, an equal share in one expert's mask."""
         if mask.dim() == 1:
             self._experts = len(mask)
         rows = mask.numel() if mask.dim() == 1 else max(1, mask.numel() // self._experts)
@@ -139,7 +139,7 @@ class _Counter(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is _ATEN._local_scalar_dense.default:
-            # Nothing is padded, where masks and positions are asked. Numbers are places, as an expert's.
+            # Masks and positions are checked for padding: none. Numbers are positions, e.g. an expert's.
             return args[0].dtype is torch.bool or int(args[0].storage_offset())
         if func is _ATEN.nonzero.default:
             return self._found(args[0])
@@ -149,7 +149,7 @@ class _Counter(TorchDispatchMode):
         elif packet in flop_registry:
             flops = flop_registry[packet](*args, **(kwargs or {}), out_val=out)
             if packet not in _PRODUCTS:
-                self._others += flops  # outside of blocks: of rotary positions, not counted
+                self._others += flops  # outside blocks these are rotary positions, which do not count
             elif self._depth:
                 self._products.append(flops)
             else:
@@ -158,7 +158,7 @@ class _Counter(TorchDispatchMode):
 
 
 def counted(model: nn.Module, stacks: Sequence[nn.ModuleList], batch: int, seq: int) -> ForwardFlops:
-    """Return the FLOPs of a forward of `model`, which is on the meta device, over int64 of [batch, seq]."""
+    """Return the FLOPs of a forward of `model` on the meta device, over int64 of [batch, seq]."""
     with _Counter(len(stacks)) as counter, torch.no_grad():
         hooks = []
         for number, stack in enumerate(stacks):
@@ -175,13 +175,13 @@ def counted(model: nn.Module, stacks: Sequence[nn.ModuleList], batch: int, seq: 
 
 @functools.lru_cache(maxsize=4)
 def built_on_meta(shape: LibraryShape) -> "LibraryModel":
-    """Return the model of `shape` on the meta device. Raises as `LibraryWorkload`."""
+    """Return the model of `shape` on the meta device. Raises the errors of `LibraryWorkload`."""
     with torch.device("meta"):
-        return _build(shape, torch.bfloat16)  # products of groups have shapes in no other dtype
+        return _build(shape, torch.bfloat16)  # the only dtype with a shape rule for grouped products
 
 
 def build_checkpointed(shape: LibraryShape, checkpointing: ActivationCheckpointing) -> "LibraryModel":
-    """Return the model of `shape`, on the current default device, with checkpoints around its blocks."""
+    """Return the model of `shape` on the current default device, with its blocks checkpointed."""
     model = _build(shape)
     random = any("drop" in name and value for name, value in model.model.config.to_dict().items())
     for stack in stacks(model):
@@ -212,7 +212,7 @@ def _build(shape: LibraryShape, dtype: torch.dtype = torch.float32) -> "LibraryM
         return model
     except (WorkloadError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # whatever a configuration that does not fit leads to
+    except Exception as error:  # a bad configuration may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ShapeError(f"{LIBRARY} cannot build it of these keys: {reason}") from error
 
@@ -224,12 +224,12 @@ def _cleaned(content: Any) -> Any:
 
 
 def _mapping(name: str) -> Any:
-    """Return the library's models by configuration class, of one of its automatic classes."""
+    """Return a mapping from configuration class to model of one of the library's automatic classes."""
     return getattr(library(), name)._model_mapping
 
 
 def _of_text(settings: Any, content: Mapping[str, Any]) -> Any:
-    """Return the settings of the text model inside of a multimodal one, or `settings`."""
+    """Return the settings of a multimodal model's text model, or `settings`."""
     text = getattr(settings, "text_config", None)
     if text is None:
         return settings
@@ -239,7 +239,7 @@ def _of_text(settings: Any, content: Mapping[str, Any]) -> Any:
 
 
 def _headed(settings: Any, dtype: torch.dtype) -> Any:
-    """Return the library's model with a language head, which is put on text models without such a class."""
+    """Return the library's model with a language head, adding one if the library has no such class."""
     for name in _HEADS + _WHOLE:
         is_other = name in _HEADS and settings.is_encoder_decoder != (name == _HEADS[0])
         if is_other or (name == _HEADS[1] and getattr(settings, "is_decoder", False)):
@@ -254,7 +254,7 @@ def _headed(settings: Any, dtype: torch.dtype) -> Any:
 
 
 def _freeze_towers(model: "LibraryModel") -> None:
-    """Train the text model and its head alone: inputs are text, and towers get no gradients."""
+    """Train only the text model and its head: inputs are text, so towers get no gradients."""
     text = getattr(model.model.config, "text_config", None)
     inner = next((each for each in model.modules() if getattr(each, "config", None) is text), None)
     trained = {
@@ -268,7 +268,7 @@ def _freeze_towers(model: "LibraryModel") -> None:
 
 
 class _TextModel(nn.Module):
-    """A text model of the library, and a head on it."""
+    """A text model of the library with an added head."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ class _TextModel(nn.Module):
 
 
 def stacks(model: nn.Module) -> list[nn.ModuleList]:
-    """Return the outermost lists of modules that are blocks: not layers of torch's own."""
+    """Return the outermost module lists that hold blocks, i.e. not torch's own layers."""
     found: list[nn.ModuleList] = []
 
     def visit(module: nn.Module) -> None:
@@ -316,7 +316,7 @@ def _checkpointed(
 
 
 class LibraryModel(ComputesTokenLoss, nn.Module):
-    """A module of the library, called as our models are: `model(tokens, targets) -> loss`."""
+    """A module of the library with the interface of our models: `model(tokens, targets) -> loss`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -325,12 +325,12 @@ class LibraryModel(ComputesTokenLoss, nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the library's own initial weights, and recompute the buffers that its constructor makes."""
+        """Draw the library's initial weights, and recompute the buffers that constructors create."""
         for module in self.model.modules():
             self.model._init_weights(module)
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, [batch, seq, vocab], or their loss. A decoder beside an encoder reads the same."""
+        """Return logits, [batch, seq, vocab], or their loss. A decoder with an encoder reads the same."""
         also = {"decoder_input_ids": inputs} if self.model.config.is_encoder_decoder else {}
         logits: Tensor = self.model(input_ids=inputs, **also).logits
         if targets is None:

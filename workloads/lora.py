@@ -1,13 +1,13 @@
-"""Low-rank adapters (LoRA; Hu et al. 2021, arXiv 2106.09685): a frozen model, small matrices are trained.
+"""Low-rank adapters (LoRA; Hu et al. 2021, arXiv 2106.09685): small trained matrices on a frozen model.
 
     y = x W^T  +  (alpha / rank) (x A^T) B^T        W frozen, A of [rank, in] normal, B of [out, rank] zero
 
-A layer keeps its name and its `weight`, and gains `lora_a` and `lora_b`, so that units and state dicts are
-those of the plain model and two more. Frozen parameters are in one dtype (bf16 as a rule: 2 bytes each and
-nothing else), adapters in fp32 with gradient and AdamW's moments (16 bytes).
+A layer keeps its name and its `weight` and gains `lora_a` and `lora_b`, so units and state dicts are those of
+the plain model plus two entries. Frozen parameters have one dtype (usually bf16: 2 bytes each), adapters are
+fp32 with gradient and AdamW's moments (16 bytes).
 
-FLOPs: a frozen product costs its forward and the gradient of its input, and not that of its weight. What is
-before the first adapter, seen from the tokens, needs no gradient at all.
+FLOPs: a frozen product costs its forward and its input's gradient, but no weight gradient. Layers before the
+first adapter need no gradients at all.
 """
 
 import itertools
@@ -42,15 +42,15 @@ _STAGES = {
     **dict.fromkeys(("gate", "up", "gate_up", "router", "shared_gate"), _NARROW),
     "down": _WIDE,
 }
-"""Inputs of a block's layers, in order: its own, attention's mixture, a norm of that, the hidden layer."""
+"""Inputs of a block's layers, in order: its own, attention's output, a norm of that, the hidden layer."""
 BLOCK = 64
 
 
 def block_of(inputs: int) -> int:
-    """Return the weights that share a scale: 64, or fewer where rows are short.
+    """Return the number of weights that share a scale: 64, or fewer for short rows.
 
     Raises:
-        WorkloadError: a row does not divide into blocks of 8.
+        WorkloadError: a row is not divisible into blocks of 8.
     """
     block = next((size for size in (BLOCK, 32, 16, 8) if inputs % size == 0), 0)
     if not block:
@@ -60,9 +60,9 @@ def block_of(inputs: int) -> int:
 
 @dataclass(frozen=True)
 class Lora:
-    """A choice of adapters: their `rank`, `targets` (`all` linear layers of the blocks, those of `attention`,
-    or names joined by +), the dtype of frozen parameters, and whether the blocks' frozen linear layers are
-    in 4 bits."""
+    """Configuration of adapters: their `rank`, `targets` (`all` linear layers of the blocks, those of
+    `attention`, or names joined by +), the dtype of frozen parameters, and whether frozen linear layers of
+    the blocks are in 4 bits."""
 
     rank: int
     targets: str = ALL
@@ -70,7 +70,7 @@ class Lora:
     four_bit: bool = False
 
     def takes(self, name: str) -> bool:
-        """Return whether the layer called `name` in a block gets an adapter."""
+        """Return whether a block's layer called `name` gets an adapter."""
         if name in ROUTERS:
             return False
         if self.targets == ALL:
@@ -79,10 +79,10 @@ class Lora:
 
 
 class LoraWorkload(Workload):
-    """A workload whose blocks have adapters; data and shape are those of the plain one.
+    """A workload with adapters in its blocks; data and shape are those of the plain workload.
 
     Raises:
-        WorkloadError: the family does not say which layers its blocks have, or no layer has such a name.
+        WorkloadError: the family does not list the layers of its blocks, or no layer has such a name.
     """
 
     def __init__(self, base: Workload, lora: Lora) -> None:
@@ -118,7 +118,7 @@ class LoraWorkload(Workload):
 
     @property
     def training_state_bytes(self) -> int:
-        """Return the bytes of the frozen parameters as stored, and 16 for each of an adapter's."""
+        """Return the bytes of frozen parameters as stored, plus 16 per adapter parameter."""
         itemsize = DTYPE_BYTES[self._lora.frozen_dtype]
         packed = self._four_bit_products() if self._lora.four_bit else []
         in_four_bits = sum(product.inputs * product.outputs for product in packed)
@@ -147,7 +147,7 @@ class LoraWorkload(Workload):
         return self.base.block_classes
 
     def microbatches(self, feed: "Feed", seq: int | None) -> "Iterator[Batch]":
-        # By `batches`: a family of another package may define that alone.
+        # Uses `batches`, because a family of another package may define only that.
         return self.base.batches(
             feed.batch, seq, feed.seed, feed.rank, feed.device, feed.data, world_size=feed.world_size
         )
@@ -169,7 +169,7 @@ class LoraWorkload(Workload):
         return model
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """Return the FLOPs of the plain model and of the adapters, with products without gradients apart."""
+        """Return the FLOPs of the plain model and the adapters, counting products without gradients apart."""
         plain = self.base.forward_flops(batch, seq)
         (blocks,) = plain.stacks
         adapted, frozen, first, empty = [], plain.rest, 0, 0
@@ -179,7 +179,7 @@ class LoraWorkload(Workload):
             walk = _Walk(self._lora, parallel, learns)
             adapted.append(walk.block(block, self._blocks[layer]))
             learns, frozen, first = walk.learns, frozen + walk.frozen, first + walk.first
-            empty += block.empty * (2 if learns else 1)  # forward, and the gradient of the input
+            empty += block.empty * (2 if learns else 1)  # forward, and the input's gradient
         return ForwardFlops([adapted], plain.rest, first, frozen, empty, plain.head)
 
     def buffer_rows(self, tokens: int) -> BufferRows | None:
@@ -187,14 +187,14 @@ class LoraWorkload(Workload):
 
 
 class _Walk:
-    """A walk through one block's products and adapters in order, which counts FLOPs without gradients."""
+    """Iteration over one block's products and adapters in order, which counts FLOPs without gradients."""
 
     def __init__(self, lora: Lora, parallel: bool, learns: bool) -> None:
         self.lora, self.parallel, self.learns = lora, parallel, learns
         self.frozen = self.first = 0
 
     def block(self, block: BlockFlops, products: Sequence[Product]) -> BlockFlops:
-        """Return the block's FLOPs with adapters; add to `frozen` and `first` as `ForwardFlops` has them."""
+        """Return the block's FLOPs with adapters; update `frozen` and `first` (see `ForwardFlops`)."""
         entering, narrow, found = self.learns, False, []
         pairs = zip(products, block.products, strict=False)
         for stage, group in itertools.groupby(pairs, lambda pair: _STAGES[pair[0].name]):
@@ -218,7 +218,7 @@ class _Walk:
         )
 
     def _product(self, product: Product, flops: int, reading: bool) -> list[int]:
-        """Return the FLOPs of a product and its adapter's two; `reading`: its input depends on an adapter."""
+        """Return the FLOPs of a product and its adapter's two; `reading`: its input depends on adapters."""
         self.frozen += flops
         self.first += 0 if reading else flops
         if not self.lora.takes(product.name):

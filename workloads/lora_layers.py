@@ -1,14 +1,14 @@
 """Linear layers with low-rank adapters (`lora.py`), and frozen ones in 4 bits.
 
-Frozen weights may be in 4 bits, as QLoRA's (Dettmers et al. 2023, arXiv 2305.14314):
+Frozen weights may be in 4 bits, as in QLoRA (Dettmers et al. 2023, arXiv 2305.14314):
 
-    weight         uint8, [out, in / 2]       two weights a byte: numbers of the 16 levels of NF4
-    weight_scale   [out, in / 64]             the largest magnitude of each 64 weights of a row
+    weight         uint8, [out, in / 2]       two weights per byte: indices into the 16 levels of NF4
+    weight_scale   [out, in / 64]             the largest magnitude among each 64 weights of a row
 
-    y = x W^T,   W = LEVELS[number] * scale   made for the product, again for the input's gradient
+    y = x W^T,   W = LEVELS[index] * scale    computed for the product, again for the input's gradient
 
-Both are frozen parameters of their own, sharded by rows as any other: half a byte a weight and a scale for 64
-of them (0.53 bytes with scales in bf16). The scales are not quantised once more.
+Both are separate frozen parameters, sharded by rows like others: half a byte per weight plus one scale per 64
+weights (0.53 bytes with scales in bf16). The scales are not quantised.
 """
 
 import math
@@ -23,7 +23,7 @@ from fsdpbench.workloads.lora import Lora, block_of
 
 _ALPHA_OF_RANK = 2.0
 
-# NF4, the quantiles of a normal distribution: appendix E of the QLoRA paper.
+# NF4 levels, quantiles of a normal distribution: appendix E of the QLoRA paper.
 LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -43,14 +43,14 @@ def _dequantise(packed: Tensor, scale: Tensor) -> Tensor:
     return (weights * scale[..., None]).view(len(packed), -1)
 
 
-# An accelerator runs one kernel for it (bitsandbytes, torchao); a simulated one prices that.
+# Accelerators run one kernel for it (bitsandbytes, torchao); the simulated device prices that kernel.
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("dequantise_4bit", _dequantise, _key)
 _LIBRARY.impl("dequantise_4bit", lambda x, scale: scale.new_empty((x.shape[0], 2 * x.shape[1])), "Meta")
 
 
 def dequantise(packed: Tensor, scale: Tensor) -> Tensor:
-    """Return weights, [out, in] in the scales' dtype, of uint8 [out, in / 2] and scales [out, in / 64]."""
+    """Return weights, [out, in] in the scales' dtype, from uint8 [out, in / 2] and scales [out, in / 64]."""
     weights: Tensor = torch.ops.fsdpbench_workloads.dequantise_4bit(packed, scale)
     return weights
 
@@ -66,7 +66,7 @@ def quantise(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 class FourBitProjection(Projection):
-    """A frozen linear layer in 4 bits, made of `base`; scales and bias in `dtype`."""
+    """A frozen 4-bit linear layer, converted from `base`; scales and bias in `dtype`."""
 
     def __init__(self, base: Projection, dtype: torch.dtype) -> None:
         nn.Module.__init__(self)
@@ -82,7 +82,7 @@ class FourBitProjection(Projection):
         self.bias = base.bias
 
     def reset_parameters(self) -> None:
-        """Draw levels evenly, and set the scale that gives them the layer's standard deviation."""
+        """Draw levels uniformly, and set the scale that gives the layer's standard deviation."""
         reset_packed(self.weight, self.weight_scale, self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -93,24 +93,24 @@ class FourBitProjection(Projection):
 
 @torch.no_grad()
 def reset_packed(packed: Tensor, scale: Tensor, std: float) -> None:
-    """Draw levels in place, and set scales so that the weights have the standard deviation `std`."""
-    local = getattr(packed, "_local_tensor", packed)  # a shard has random bytes of its own
+    """Draw levels in place, and set scales so that the weights have standard deviation `std`."""
+    local = getattr(packed, "_local_tensor", packed)  # each shard draws its own bytes
     local.random_(0, 256)
     scale.fill_(std / _RMS)
 
 
 def four_bit_linear(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `F.linear` of x, [..., in], with weights in 4 bits."""
+    """Compute `F.linear` of x, [..., in], with 4-bit weights."""
     y: Tensor = _FourBitLinear.apply(x, packed, scale)
     return y if bias is None else y + bias
 
 
 class _FourBitLinear(torch.autograd.Function):
-    """A linear function that keeps the packed weights for backward, not the dequantised ones."""
+    """Linear function that saves the packed weights for backward, not the dequantised ones."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
-        """Return [..., out] of `x` [..., in] with packed 4-bit weights and their scales."""
+        """Return [..., out] for `x` [..., in] with packed 4-bit weights and their scales."""
         ctx.save_for_backward(packed, scale)
         return F.linear(x, dequantise(packed, scale))
 
@@ -122,10 +122,10 @@ class _FourBitLinear(torch.autograd.Function):
 
 
 class AdaptedProjection(Projection):
-    """A frozen linear layer, [..., in] to [..., out], with an adapter beside it."""
+    """A frozen linear layer, [..., in] to [..., out], plus an adapter."""
 
     def __init__(self, base: Projection, lora: Lora) -> None:
-        nn.Module.__init__(self)  # weight and bias are those of `base`
+        nn.Module.__init__(self)  # weight and bias come from `base`
         self.in_features, self.out_features, self.std = base.in_features, base.out_features, base.std
         self.weight, self.bias = base.weight, base.bias
         self.weight_scale = base.weight_scale if isinstance(base, FourBitProjection) else None
@@ -136,7 +136,7 @@ class AdaptedProjection(Projection):
         self._reset_adapter()
 
     def reset_parameters(self) -> None:
-        """Draw the frozen layer's weights, and set an adapter that changes nothing yet."""
+        """Draw the frozen layer's weights, and reset the adapter so that it has no effect."""
         if self.weight_scale is None:
             super().reset_parameters()
         else:
@@ -149,7 +149,7 @@ class AdaptedProjection(Projection):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else held(self.bias)
-        if bias is not None and self.bias_share != 1.0:  # the shares of several ranks are added up
+        if bias is not None and self.bias_share != 1.0:  # the results of several ranks are summed
             bias = bias * self.bias_share
         if self.weight_scale is None:
             base = F.linear(x, held(self.weight), bias)
@@ -159,7 +159,7 @@ class AdaptedProjection(Projection):
 
 
 def adapt(model: nn.Module, block_classes: tuple[type[nn.Module], ...], lora: Lora) -> None:
-    """Freeze `model` and put adapters beside the linear layers of its blocks, in place."""
+    """Freeze `model` and add adapters to the linear layers of its blocks, in place."""
     dtype = DTYPES[lora.frozen_dtype]
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -1,20 +1,20 @@
-"""Losses of models: token losses with or without the lm head inside, and the loss of classes.
+"""Losses of models: token losses, with or without the lm head, and the classification loss.
 
-`chunked` and `fused` compute the lm head and the loss together, a part of the tokens at a time, so that all
-logits are never held:
+`chunked` and `fused` compute the lm head and the loss together, on one part of the tokens after another, so
+that the full logits are never in memory:
 
     hidden [rows, d_model] ──┬─ part 0 ── @ weight.T ── logits [rows / n, vocab] ── loss ─┐
                              ├─ part 1 ── ...                                             ├─ sum
                              └─ part n-1                                                  ┘
 
-Logits of a large vocabulary are the largest activation of a language model: 8,192 tokens of 128,256 words are
-2.1 GB in bf16, and their loss in fp32 holds twice that more than once. Here there are as many parts as the
-vocabulary is wider than the model, so that a part's logits have as many elements as all of `hidden`: the rule
-of Liger Kernel's fused linear cross entropy (Hsu et al. 2024, arXiv 2410.10989).
+With a large vocabulary, logits are the largest activation of a language model: 8,192 tokens over 128,256
+words take 2.1 GB in bf16, and their loss in fp32 holds twice that several times. The number of parts is vocab
+/ d_model, so that the logits of a part have as many elements as all of `hidden`: the rule of Liger Kernel's
+fused linear cross entropy (Hsu et al. 2024, arXiv 2410.10989).
 
-`chunked`: each part is checkpointed, its logits are computed again in backward. `fused`: forward computes the
-gradient of each part's logits as soon as they are there, and from it those of hidden states and weight, which
-backward only scales; nothing is computed twice. One backward only, as of `_LeanCrossEntropy`.
+`chunked` checkpoints each part and recomputes its logits in backward. `fused` computes the gradient of each
+part's logits in forward, and from it those of hidden states and weight, which backward only scales. It
+recomputes nothing, but allows only one backward, like `_LeanCrossEntropy`.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ OfLogits = Callable[[Tensor], Tensor]
 
 
 class ComputesTokenLoss:
-    """A module whose forward ends in `token_loss`, in a compiled one, or in a loss with the head inside."""
+    """Mixin for modules whose forward ends in `token_loss`, a compiled loss, or one with the head inside."""
 
     compiled_loss: Callable[[Tensor, Tensor, bool], Tensor] | None = None
     linear_loss: Callable[..., Tensor] | None = None
@@ -47,7 +47,7 @@ class ComputesTokenLoss:
     ) -> Tensor:
         """Return the logits of `hidden` [batch, seq, d_model], or with `targets` their loss.
 
-        `of_logits`: applied to the product. `plain`: in the place of `token_loss`.
+        `of_logits`: applied to the product. `plain`: replaces `token_loss`.
         """
         if targets is not None and self.linear_loss is not None:
             loss = partial(self.linear_loss, targets=targets, in_fp32=in_fp32, of_logits=of_logits)
@@ -64,12 +64,12 @@ class ComputesTokenLoss:
 def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
     """Return the mean cross entropy of `logits`, [batch, seq, vocab], against `targets`, int64 [batch, seq].
 
-    `in_fp32`: the logits are cast before, as most mixed precision training does (batch x seq x vocab x 4 B).
+    `in_fp32`: cast the logits first, as most mixed-precision training does (batch x seq x vocab x 4 B).
     """
     from torch.distributed.tensor import DTensor
 
     rows, wanted = logits.flatten(0, 1), targets.flatten()
-    if isinstance(rows, DTensor):  # each rank has its share of the vocabulary, which torch's loss handles
+    if isinstance(rows, DTensor):  # each rank has a part of the vocabulary, which torch's loss supports
         whole = F.cross_entropy(rows.float() if in_fp32 else rows, wanted)
         return whole.to_local() if isinstance(whole, DTensor) else whole
     if in_fp32:
@@ -79,11 +79,11 @@ def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
 
 
 class _LeanCrossEntropy(torch.autograd.Function):
-    """Mean cross entropy whose gradient overwrites the log-probabilities that were kept for it.
+    """Mean cross entropy whose gradient overwrites the saved log-probabilities.
 
-    `F.cross_entropy` holds three tensors of the logits' size in its backward (log-probabilities, their
-    gradient, the logits' gradient), this one, as the fused losses of training libraries do. One backward
-    only: a second one is refused by autograd, which sees that what was kept has changed.
+    In backward, `F.cross_entropy` holds three tensors of the logits' size (log-probabilities, their gradient,
+    the logits' gradient); this function holds one, like fused losses of training libraries. It allows one
+    backward: autograd refuses a second one, because the saved tensor has changed.
     """
 
     @staticmethod
@@ -113,8 +113,8 @@ def _chunked(
     in_fp32: bool,
     of_logits: OfLogits | None = None,
 ) -> Tensor:
-    """Return the mean cross entropy of `hidden` [batch, seq, d_model] times `weight` [vocab, d_model],
-    against int64 `targets` [batch, seq], by parts, whose logits are computed again in backward.
+    """Return the mean cross entropy of `hidden` [batch, seq, d_model] times `weight` [vocab, d_model] against
+    int64 `targets` [batch, seq], in parts whose logits backward recomputes.
 
     `of_logits`: applied to the product.
     """
@@ -139,13 +139,13 @@ def _fused(
     in_fp32: bool,
     of_logits: None = None,
 ) -> Tensor:
-    """Return the same, its gradients computed in forward. `of_logits` is None: its gradient is unknown."""
+    """Return the loss of `_chunked`, with gradients computed in forward; `of_logits` must be None."""
     assert of_logits is None
     rows, device = hidden.flatten(0, 1), hidden.device.type
-    if torch.is_autocast_enabled(device):  # it does not see products that write into given tensors
+    if torch.is_autocast_enabled(device):  # autocast does not cast products that write into given tensors
         dtype = torch.get_autocast_dtype(device)
         rows, weight, bias = rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    wanted = torch.is_grad_enabled()  # an autograd function cannot ask: inside its forward gradients are off
+    wanted = torch.is_grad_enabled()  # inside an autograd function's forward it is always off
     loss: Tensor = _FusedLinearLoss.apply(rows, weight, bias, targets.flatten(), in_fp32, wanted)
     return loss
 
@@ -154,23 +154,23 @@ LINEAR_LOSSES: dict[str, Callable[..., Tensor]] = {"chunked": _chunked, "fused":
 
 
 def use_linear_loss(model: ComputesTokenLoss, kind: str) -> None:
-    """Have `model` compute lm head and loss together.
+    """Make `model` compute lm head and loss together.
 
-    Only then has its head a forward of its own: Dynamo compiles no frame of torch's layers, and the family's
-    other linear layers keep torch's forward.
+    Only here does the head get its own forward: Dynamo compiles no frames of torch's layers, and other linear
+    layers of the family keep torch's forward.
     """
     model.linear_loss = LINEAR_LOSSES[kind]
     model.lm_head.forward = MethodType(_product_or_loss, model.lm_head)
 
 
 def _product_or_loss(head: Any, x: Tensor, loss: Callable[..., Tensor] | None = None) -> Tensor:
-    """Return the product, or `loss` of input, weight and bias: by a call of the module, so that hooks run."""
+    """Return the product, or `loss` of input, weight and bias, in a module call, so that hooks run."""
     found: Tensor = type(head).forward(head, x) if loss is None else loss(x, head.weight, head.bias)
     return found
 
 
 def _parts(rows: int, weight: Tensor) -> Iterator[slice]:
-    """Yield slices of the rows, each a `vocab / d_model`-th of them."""
+    """Yield slices of the rows, about `vocab / d_model` of them."""
     vocab, width = weight.shape
     count = min(rows, -(-vocab // width))
     length = -(-rows // count)
@@ -193,7 +193,7 @@ def _loss_of_part(
 
 
 class _FusedLinearLoss(torch.autograd.Function):
-    """A linear loss whose forward computes the gradients, which backward only scales."""
+    """Loss with a linear layer whose forward computes the gradients; backward only scales them."""
 
     @staticmethod
     def forward(
@@ -205,7 +205,7 @@ class _FusedLinearLoss(torch.autograd.Function):
         in_fp32: bool,
         with_gradients: bool,
     ) -> Tensor:
-        """Return the mean loss of `rows` [tokens, width] against `wanted` [tokens] token ids."""
+        """Return the mean loss of `rows` [tokens, width] against the token ids `wanted` [tokens]."""
         of_rows, of_weight, of_bias = (with_gradients and needed for needed in ctx.needs_input_grad[:3])
         trains = of_rows or of_weight or of_bias
         rows_grad = torch.empty_like(rows) if of_rows else None
@@ -237,7 +237,7 @@ class _FusedLinearLoss(torch.autograd.Function):
 def _loss_and_gradient(
     rows: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, in_fp32: bool, trains: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the sum of a part's losses, and its gradient in the logits' memory if it `trains`."""
+    """Return the sum of a part's losses and, if it `trains`, the gradient of its logits in place."""
     logits = F.linear(rows, weight, bias)
     log_probabilities = F.log_softmax(logits.float() if in_fp32 else logits, dim=1)
     loss = F.nll_loss(log_probabilities, wanted, reduction="sum")

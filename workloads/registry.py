@@ -1,6 +1,6 @@
-"""The families and named sizes that exist, and the way from a name to a workload.
+"""Families and named sizes of models, and the lookup of a workload by name.
 
-Families of other packages come by entry point, and are loaded when one of their models is chosen or listed.
+Other packages add families by entry point; they are loaded when one of their models is chosen or listed.
 """
 
 import difflib
@@ -23,10 +23,10 @@ from fsdpbench.workloads.shape import ShapeError, UnknownModelError, error_text,
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models: how to make one from shape values, and its named sizes with theirs.
+    """A family of models: a factory of workloads from shape values, and its named sizes.
 
-    `make(name, values)` returns a `Workload`. A plugin offers one of these as its entry point; the names of
-    its sizes begin with the family's (`my-model-7b` of `my-model`).
+    `make(name, values)` returns a `Workload`. A plugin offers a `Family` as its entry point; the names of its
+    sizes begin with the family's name (`my-model-7b` for `my-model`).
     """
 
     make: Callable[[str, Mapping[str, Any]], Workload]
@@ -34,7 +34,7 @@ class Family:
 
 
 def _families(*workloads: type[Shaped[Any]]) -> dict[str, Family]:
-    """Return our families by name, with the sizes that `sizes.toml` has of them."""
+    """Return our families by name, with their sizes from `sizes.toml`."""
     sizes = table_beside(__file__, "sizes.toml")
     found: dict[str, Family] = {}
     for each in workloads:
@@ -49,7 +49,7 @@ _FAMILIES = _families(
     GPTWorkload, T5Workload, LlamaWorkload, DecoderWorkload, RegNetWorkload, DeepViTWorkload, DHENWorkload
 )
 HF_PREFIX = "hf:"
-"""Begins the name of a model that came as a Hugging Face configuration; its shape says the family."""
+"""Prefix of a model name that refers to a Hugging Face configuration; its shape names the family."""
 
 
 def _flaw(name: str, loaded: object) -> str | None:
@@ -63,24 +63,24 @@ PLUGINS = Loader[Family](FAMILIES, "family", OWN_FAMILIES, _flaw)
 
 
 def families() -> tuple[str, ...]:
-    """Return the names of our families, each usable with a shape of the user's own."""
+    """Return the names of our families, which accept shapes of the user's own."""
     return tuple(_FAMILIES)
 
 
 def workload_names() -> tuple[str, ...]:
-    """Return the names of our sized models, family by family, small to large."""
+    """Return the names of our sized models by family, from small to large."""
     return tuple(name for family in _FAMILIES.values() for name in family.sizes)
 
 
 def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
     """Return the workload called `name` (`gpt-2.8b`), or of the family `name` (`gpt`) in the given `shape`.
 
-    `shape` also overrides single fields of a named size; the workload's name then contains them.
+    `shape` can also override single fields of a named size; the workload's name then lists them.
 
     Raises:
-        UnknownModelError: there is no such name; it carries the nearest ones.
-        ShapeError: a shape field is unknown, missing or impossible.
-        PluginError: the package that offers it cannot be loaded.
+        UnknownModelError: there is no such name; the error has the nearest ones.
+        ShapeError: a shape field is unknown, missing or invalid.
+        PluginError: the package that offers the model cannot be loaded.
     """
     overrides = dict(shape or {})
     if name.startswith(HF_PREFIX):
@@ -97,7 +97,7 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
 
 
 def _of_hf_config(name: str, values: dict[str, object]) -> Workload:
-    """Make a workload of `values`: a whole shape and a family's name, as of `hf_config.translate`."""
+    """Make a workload from `values`: a whole shape and the family's name, as from `hf_config.translate`."""
     family_name = str(values.pop("family", None))
     if family_name == LIBRARY:
         return LibraryWorkload.from_values(name, values)
@@ -118,7 +118,7 @@ def _candidates(model: str) -> Iterator[tuple[str, Family]]:
 
 
 def _label(name: str, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
-    """Return `name` and the fields that differ from the size of that name: `gpt-2.8b+layers=4,tied=true`."""
+    """Return `name` plus the fields that differ from that size: `gpt-2.8b+layers=4,tied=true`."""
     changed = [
         f"{key}={str(value).lower()}"
         for key, value in overrides.items()

@@ -1,16 +1,16 @@
-"""Parts of the bench's models as other software has them, which a software profile puts in place for a while.
+"""Parts of other software's models, with which a software profile temporarily replaces the bench's own.
 
 * llm-foundry's GPT (0.1.0 and 0.4.0): the loss is flash-attn's fused one (`loss_fn: fused_crossentropy`), one
-  pass over the logits forward and one backward, no log-probabilities in memory. `attn_impl: flash` packs
-  queries, keys and values by the padding mask before the kernel and unpacks its output (`flash_attn_fn` in
-  `layers/attention.py`, `bert_padding.py` of flash-attn), also where nothing is padded. Finding the places
-  (`nonzero`) and the longest sequence (`.item()`) makes the CPU wait, six times a layer.
-* fms-acceleration's Llamas: kernels in Triton (of unsloth) turn queries and keys in place, one pass over them
+  pass over the logits in forward and one in backward, without log-probabilities in memory. `attn_impl: flash`
+  packs queries, keys and values by the padding mask before the kernel and unpacks its output (`flash_attn_fn`
+  in `layers/attention.py`, `bert_padding.py` of flash-attn), even without padding. Finding the positions
+  (`nonzero`) and the longest sequence (`.item()`) blocks the CPU, six times per layer.
+* fms-acceleration's Llamas: Triton kernels (of unsloth) rotate queries and keys in place, in one pass
   forward and one backward.
-* torch 1.13 checkpointed activations in the reentrant form by default (`utils/checkpoint.py`), and recomputed
-  a block to its end. It had no RMSNorm: models composed it.
+* torch 1.13 used the reentrant form of activation checkpointing by default (`utils/checkpoint.py`), which
+  recomputes a block to its end. It had no RMSNorm: models composed it of operators.
 
-Simulated tensors hold no numbers: a fused kernel is replaced by reads and writes of the same bytes, no more.
+Simulated tensors have no values: a fused kernel is replaced by reads and writes of exactly the same bytes.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,13 +30,13 @@ _ATTEND = gpt.GPTAttention.attend
 
 
 def fused_cross_entropy(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
-    """Return the loss of `logits` ([batch, length, vocab]) as the fused kernel reads and writes them."""
+    """Read and write `logits` ([batch, length, vocab]) like the fused loss; return a scalar."""
     loss: Tensor = _FusedCrossEntropy.apply(logits.flatten(0, 1))
     return loss
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
-    """One pass over the logits each way."""
+    """One pass over the logits in each direction."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -51,8 +51,8 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
 
 def unpadded(attention: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute a GPT's attention over packed [batch, heads, length, size], with the copies and waits of
-    packing the inputs and of unpacking the output."""
+    """Compute a GPT's attention over packed [batch, heads, length, size], with the copies and CPU waits of
+    packing the inputs and unpacking the output."""
     batch, heads, length, size = query.shape
     mask = torch.ones(batch * length, dtype=torch.bool, device=query.device)
     packed = []
@@ -68,8 +68,8 @@ def unpadded(attention: Any, query: Tensor, key: Tensor, value: Tensor) -> Tenso
 
 
 class _Unpad(torch.autograd.Function):
-    """The rows at `places`; its backward puts them back among zeros, as flash-attn's `index_first_axis` does:
-    each row is taken once, so nothing is added."""
+    """The rows at `places`. Backward writes them into zeros, like flash-attn's `index_first_axis`: each row
+    occurs once, so nothing is added."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class _Unpad(torch.autograd.Function):
 
 
 class _Pad(torch.autograd.Function):
-    """Rows put at `places` of zeros; its backward takes them from there."""
+    """Zeros with rows written at `places`; backward reads them from there."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class _Pad(torch.autograd.Function):
 
 
 def turn_in_one_pass(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return `x` as the kernel leaves it: read once, written once."""
+    """Read and write `x` once each, like the fused rotary kernel."""
     result: Tensor = _OnePass.apply(x)
     return result
 
@@ -113,7 +113,7 @@ class _OnePass(torch.autograd.Function):
 
 
 def reentrant(function: Any, *args: Any, **options: Any) -> Any:
-    """Call torch's `checkpoint` in the form that was its default."""
+    """Call torch's `checkpoint` in its reentrant form, the former default."""
     return checkpoint(
         function, *args, use_reentrant=True, preserve_rng_state=options.get("preserve_rng_state", True)
     )
@@ -127,4 +127,4 @@ MECHANISMS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "attention.unpads": partial(replaced, gpt.GPTAttention, attend=unpadded),
     "trainer.fused_loss": partial(replaced, gpt, token_loss=fused_cross_entropy),
 }
-"""By key of a software profile: a context in which the mechanism replaces what the models do themselves."""
+"""By key of a software profile: a context manager that replaces a part of the models."""

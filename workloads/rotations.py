@@ -1,15 +1,15 @@
-"""Rotary positions: each pair of a head's elements is turned by an angle that grows with the position (Su et
-al. 2021, arXiv 2104.09864). The angles are computed once a forward, for all blocks.
+"""Rotary positions: each pair of a head's elements is rotated by an angle proportional to the position (Su et
+al. 2021, arXiv 2104.09864). The angles are computed once per forward, for all blocks.
 
-How fast each pair turns is theta^(-2k / width), or a scaling of it for longer contexts: `linear` (Chen et al.
-2023), `llama3` (as Llama 3.1's published code), `yarn` (Peng et al. 2023, arXiv 2309.00071), `longrope` (Ding
-et al. 2024, arXiv 2402.13753: a factor a pair).
+Each pair's frequency is theta^(-2k / width), or a scaled one for longer contexts: `linear` (Chen et al.
+2023), `llama3` (Llama 3.1's published code), `yarn` (Peng et al. 2023, arXiv 2309.00071), `longrope` (Ding et
+al. 2024, arXiv 2402.13753: one factor per pair).
 
-Published code turns pairs in different forms:
+Published code rotates pairs in different forms:
 
-    halves     element k and k + width / 2 are a pair; in the model's dtype
+    halves     elements k and k + width / 2 are a pair; in the model's dtype
     complex    neighbours are one complex number in fp32 (Meta's code, TorchTitan's)
-    matrices   neighbours are turned by 2 x 2 matrices in fp32 (foundation-model-stack's)
+    matrices   neighbours are multiplied by 2 x 2 matrices in fp32 (foundation-model-stack's)
 """
 
 import math
@@ -27,7 +27,7 @@ Tables = tuple[Tensor, ...]
 
 
 def speeds(width: int, theta: float, rope: Rope, device: torch.device, seq: int = 0) -> Tensor:
-    """Return the fp32 radians a position by which each of width / 2 pairs turns, of `seq` tokens."""
+    """Return the frequencies of the width / 2 pairs, in radians per position (fp32), for `seq` tokens."""
     pairs = torch.arange(0, width, 2, device=device, dtype=torch.float32)
     plain = torch.exp(pairs * (-math.log(theta) / width))
     if rope.kind == "linear":
@@ -47,7 +47,7 @@ def speeds(width: int, theta: float, rope: Rope, device: torch.device, seq: int 
 
 
 def _yarn_bounds(width: int, theta: float, rope: Rope) -> tuple[float, float]:
-    """Return the pairs between which yarn goes from keeping speeds to dividing them."""
+    """Return the pairs between which yarn changes from original to divided frequencies."""
 
     def pair_that_turns(times: float) -> float:
         return width * math.log(rope.original / (times * 2 * math.pi)) / (2 * math.log(theta))
@@ -61,8 +61,8 @@ def _yarn_bounds(width: int, theta: float, rope: Rope) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Rotation:
-    """A form of rotary positions: `tables(seq, width, theta, like)` computes the angles on `like`'s device,
-    `turn(x, *tables)` turns x, [batch, heads, seq, width]."""
+    """A form of rotary positions: `tables(seq, width, theta, like)` computes the angles on the device of
+    `like`, `turn(x, *tables)` rotates x, [batch, heads, seq, width]."""
 
     tables: Callable[[int, int, int, Tensor], Tables]
     turn: Callable[..., Tensor]
@@ -80,7 +80,7 @@ _PLAIN = Rope()
 def rotary_tables(
     seq: int, width: int, theta: float, like: Tensor, rope: Rope = _PLAIN
 ) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, [seq, width] each, in `like`'s dtype and on its device."""
+    """Return cosines and sines, [seq, width] each, in the dtype and on the device of `like`."""
     angles = _angles(seq, width, theta, like, rope)
     angles = torch.cat((angles, angles), dim=-1)
     cosines, sines = angles.cos(), angles.sin()
@@ -90,7 +90,7 @@ def rotary_tables(
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn the first pairs of x, [batch, heads, seq, width], as many as the tables, [seq, turned], have."""
+    """Rotate the first elements of x, [batch, heads, seq, width], up to the tables' width, [seq, turned]."""
     turned = cosines.shape[-1]
     head, rest = (x, None) if turned == x.shape[-1] else x.split((turned, x.shape[-1] - turned), dim=-1)
     first, second = head.chunk(2, dim=-1)
@@ -109,7 +109,7 @@ def _turn_complex(x: Tensor, turns: Tensor) -> Tensor:
 
 
 def _matrix_tables(seq: int, width: int, theta: int, like: Tensor) -> Tables:
-    """Return a matrix for each token, as looked up by its position: [batch, 1, seq, width / 2, 2, 2]."""
+    """Return each token's matrices, as looked up by position: [batch, 1, seq, width / 2, 2, 2]."""
     angles = _angles(seq, width, theta, like, _PLAIN)
     cosines, sines = angles.cos(), angles.sin()
     matrices = torch.stack((cosines, -sines, sines, cosines), -1).unflatten(-1, (2, 2))
@@ -133,11 +133,10 @@ _SHARE: ContextVar[tuple[int, int]] = ContextVar("share", default=(0, 1))
 
 @contextmanager
 def shared_sequence(rank: int, ranks: int) -> Iterator[None]:
-    """Give the models of this thread the share of `rank`, one of `ranks`, of each sequence.
+    """Give the models in this thread the share of `rank` out of `ranks` of each sequence.
 
-    Of a sequence that R ranks share in 2R equal parts, rank r has part r and part 2R-1-r, as torch's
-    `context_parallel` gives them: causal attention costs late tokens more, so each has an early and a late
-    part.
+    Each sequence is cut into 2R equal parts for R ranks. As in torch's `context_parallel`, rank r has parts r
+    and 2R-1-r: late tokens cost more in causal attention, so each rank gets an early and a late part.
     """
     token = _SHARE.set((rank, ranks))
     try:
@@ -147,7 +146,7 @@ def shared_sequence(rank: int, ranks: int) -> Iterator[None]:
 
 
 def positions(seq: int, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return the positions of the `seq` tokens that the model is given, [seq]."""
+    """Return the positions of the `seq` tokens that the model receives, [seq]."""
     rank, ranks = _SHARE.get()
     if ranks == 1:
         return torch.arange(seq, device=device, dtype=dtype)

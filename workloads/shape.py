@@ -1,4 +1,4 @@
-"""Shapes of models, dataclasses made from the plain or textual values that a user gives, and their errors."""
+"""Shapes of models: dataclasses made from a user's plain or textual values, and their errors."""
 
 import difflib
 import math
@@ -13,13 +13,13 @@ from fsdpbench.base.numbers import finite_number, whole_number
 S = TypeVar("S")
 
 error_text = texts_beside(__file__, "errors.toml")
-"""Returns a text of `errors.toml` by its name, with values in its places."""
+"""Returns a text of `errors.toml` by name, with values filled in."""
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Bytes of an element, by the names of dtypes."""
+"""Bytes per element by name of dtype."""
 CHANNELS = 3
 """Channels of an image: red, green and blue."""
 _MOST_LAYERS = 10_000
-"""The most layers that are built: each is modules of its own, and more would take hours to make."""
+"""Maximum number of layers: each consists of several modules, and more would take hours to build."""
 _NUMBERS: Mapping[type, tuple[Callable[[str], float], str]] = {
     int: (whole_number, "a whole number below 2^63"),
     float: (finite_number, "a finite number"),
@@ -28,11 +28,11 @@ _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 
 
 class WorkloadError(UsageError, ValueError):
-    """A request to a workload that cannot be met; the message says what to ask instead."""
+    """A request that a workload cannot satisfy; the message names alternatives."""
 
 
 class UnknownModelError(WorkloadError):
-    """A model's name that does not exist; `nearest` holds the names that look like it."""
+    """An unknown model name; `nearest` holds similar names."""
 
     def __init__(self, name: str, nearest: Sequence[str], known: Sequence[str]) -> None:
         hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known models: {', '.join(known)}"
@@ -42,11 +42,11 @@ class UnknownModelError(WorkloadError):
 
 
 class ShapeError(WorkloadError):
-    """An unknown, a missing or an impossible field of a shape."""
+    """An unknown, missing or invalid field of a shape."""
 
 
 class NotBuiltError(ShapeError):
-    """A model of a configuration file that our families do not build, for `key`."""
+    """A model in a configuration file that our families do not support because of `key`."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class NotBuiltError(ShapeError):
 
 
 class DataError(WorkloadError):
-    """A file or folder given as input data that cannot be used."""
+    """A file or folder that cannot be used as input data."""
 
 
 _ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
@@ -63,12 +63,12 @@ _ROPE_LISTS = ("short", "long")
 
 @dataclass(frozen=True)
 class Rope:
-    """A scaling of positions: `kind` and its numbers, as text `yarn:factor=32;original=4096;truncate=0`.
+    """A scaling of rotary positions: `kind` and its numbers. Text: `yarn:factor=32;original=4096;truncate=0`.
 
-    `factor` stretches the context, `original` is its length before; `low`, `high`: llama3's frequency
-    factors; `fast`, `slow`: yarn's betas; `truncate`: yarn's bounds are rounded to whole pairs; `mscale`:
-    cosines and sines are multiplied by it (0: yarn's 0.1 ln factor + 1); `short`, `long`: longrope's factors,
-    as `short=1.0|1.1|...`, the latter of sequences longer than `original`.
+    `factor` extends the context, `original` is its length before; `low`, `high`: llama3's frequency factors;
+    `fast`, `slow`: yarn's betas; `truncate`: round yarn's bounds to whole pairs; `mscale`: factor on cosines
+    and sines (0: yarn's 0.1 ln factor + 1); `short`, `long`: longrope's factors, as `short=1.0|1.1|...`,
+    where `long` is for sequences longer than `original`.
     """
 
     kind: str = "default"
@@ -85,10 +85,10 @@ class Rope:
 
     @classmethod
     def parse(cls, text: str) -> "Rope":
-        """Read the text form.
+        """Parse the text form.
 
         Raises:
-            ShapeError: the text names no kind or no number.
+            ShapeError: the kind is unknown or a number is invalid.
         """
         kind, _, rest = text.partition(":")
         known = {field.name for field in fields(cls)} - {"kind"}
@@ -114,7 +114,7 @@ class Rope:
         return rope
 
     def __str__(self) -> str:
-        """Return the text that `parse` reads."""
+        """Return the text form that `parse` reads."""
         plain = Rope(self.kind)
         numbers = [
             f"{name}={'|'.join(map(repr, value if isinstance(value, tuple) else [value]))}"
@@ -125,7 +125,7 @@ class Rope:
 
     @property
     def attention_factor(self) -> float:
-        """Return the factor of cosines and sines."""
+        """Return the factor on cosines and sines."""
         if self.mscale:
             return self.mscale
         return 0.1 * math.log(self.factor) + 1.0 if self.kind == "yarn" and self.factor > 1 else 1.0
@@ -134,7 +134,7 @@ class Rope:
 def make_shape(shape_type: type[S], values: Mapping[str, Any]) -> S:
     """Make an instance of the dataclass `shape_type`; values may be text (`"32"`, `"true"`).
 
-    The dataclass checks the values themselves in `__post_init__`.
+    The dataclass checks values in its `__post_init__`.
 
     Raises:
         ShapeError: a field is unknown, missing or of the wrong type.
@@ -152,12 +152,12 @@ def make_shape(shape_type: type[S], values: Mapping[str, Any]) -> S:
     ]
     if missing:
         raise ShapeError(f"the shape lacks {', '.join(missing)}: give them as --shape {missing[0]}=...")
-    types = get_type_hints(shape_type)  # also where annotations of a user's own shape are text
+    types = get_type_hints(shape_type)  # annotations of a user's own shape may be text
     return shape_type(**{name: _value(name, types[name], value) for name, value in values.items()})
 
 
 def _value(name: str, kind: type, value: Any) -> Any:
-    """Return `value` as the field's type."""
+    """Convert `value` to the field's type."""
     if kind is bool:
         if isinstance(value, bool):
             return value
@@ -176,21 +176,21 @@ def _value(name: str, kind: type, value: Any) -> Any:
 
 
 def check_share(shape: Any, *names: str) -> None:
-    """Raise `ShapeError` if one of the fields is not from 0 up to below 1."""
+    """Raise `ShapeError` unless each of these fields is at least 0 and below 1."""
     for name in names:
         if not 0 <= getattr(shape, name) < 1:
             raise ShapeError(f"shape field {name} is {getattr(shape, name)}: it must be from 0 to below 1")
 
 
 def check_word(shape: Any, name: str, words: Iterable[str]) -> None:
-    """Raise `ShapeError` if the field `name` is none of `words`."""
+    """Raise `ShapeError` unless the field `name` is one of `words`."""
     word = getattr(shape, name)
     if word not in (known := list(words)):
         raise ShapeError(f"shape field {name} is '{word}': it must be one of {', '.join(known)}")
 
 
 def check_least(shape: Any, *names: str, least: int = 1) -> None:
-    """Raise `ShapeError` if one of the fields is below `least`."""
+    """Raise `ShapeError` if one of these fields is below `least`."""
     for name in names:
         if getattr(shape, name) < least:
             raise ShapeError(f"shape field {name} is {getattr(shape, name)}: it must be at least {least}")
@@ -205,7 +205,7 @@ def check_layers(number: int, name: str) -> None:
 
 
 def check_divides(shape: Any, part: str, whole: str) -> None:
-    """Raise `ShapeError` if the field `part` does not divide the field `whole` evenly."""
+    """Raise `ShapeError` unless the field `part` divides the field `whole` evenly."""
     divisor, number = getattr(shape, part), getattr(shape, whole)
     if number % divisor:
         raise ShapeError(f"shape field {part} is {divisor}: it must divide {whole}, {number}, evenly")

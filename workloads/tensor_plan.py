@@ -1,14 +1,14 @@
-"""The layers of a model by name: products with weights, and how tensor parallelism cuts them.
+"""Layers of a model by name: products with weights, and how tensor parallelism shards them.
 
-Nothing here knows torch's distributed parts: `fsdpbench.systems.parallel` makes torch's plan of it.
+This module does not use torch.distributed: `fsdpbench.systems.parallel` turns the plan into torch's.
 
-Between blocks every rank holds its share of the sequence; inside attention and feed-forward it holds all of
-the sequence and its share of heads and hidden features:
+Between blocks each rank has a part of the sequence. Inside attention and feed-forward it has the whole
+sequence, but only some of the heads and hidden features:
 
     x [batch, seq/tp, d]  -> norm -> all-gather -> columns -> attention of heads/tp -> rows -> reduce-scatter
 
-A mixture of experts is not cut: router, shared expert and experts work on a rank's share of the sequence, and
-their gradients are summed; experts may be shared by expert parallelism, over the same ranks.
+A mixture of experts is not sharded: router, shared expert and experts work on a rank's part of the sequence,
+and their gradients are summed. Expert parallelism can distribute the experts over the same ranks.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ from typing import Protocol, runtime_checkable
 from fsdpbench.workloads.shape import WorkloadError, error_text
 
 ATTENTION_LAYERS = frozenset({"query", "key", "value", "query_key_value", "output", "qkv", "proj"})
-"""Names of the linear layers of attention, in all families."""
+"""Names of attention's linear layers in all families."""
 ROUTERS = frozenset({"router", "shared_gate"})
-"""Names of the layers that weigh experts: they stay as they are where other layers are replaced."""
+"""Names of layers that weigh experts; they stay unchanged when other layers are replaced."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """A linear layer by its `name` in its block, with the widths of its input and output."""
+    """A linear layer: its `name` in the block, and the widths of its input and output."""
 
     name: str
     inputs: int
@@ -34,25 +34,25 @@ class Product:
 
 @runtime_checkable
 class HasProducts(Protocol):
-    """A workload of one stack of blocks that names the linear layers of each."""
+    """A workload with one stack of blocks that lists the linear layers of each block."""
 
     @property
     def block_count(self) -> int:
         """Return the number of blocks."""
 
     def products(self, layer: int) -> list[Product]:
-        """Return the linear layers of block `layer` in the order in which they run (without experts)."""
+        """Return the linear layers of block `layer` in execution order, without those of experts."""
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The layers of one block by their names in it.
+    """Layers of one block, by their names in it.
 
-    Fields: `readers`: modules that read the whole sequence in their first argument; `columns`: layers
-    cut by outputs, with the widths of what they compute side by side (a rank gets its share of each); `rows`:
-    linear layers cut by inputs; `norms`: on the shares of the sequence; `head_norms`: on a rank's heads;
-    `by_head`: parameters with an element a head; `by_token`: linear layers on [tokens, features] of a rank's
-    share of the sequence; `whole`: modules that a rank has in full and that use their parameters' own parts.
+    Fields: `readers`: modules whose first argument must be the whole sequence; `columns`: layers sharded by
+    outputs, with the widths of their concatenated results (a rank gets a part of each); `rows`: linear layers
+    sharded by inputs; `norms`: norms on a part of the sequence; `head_norms`: norms on a rank's heads;
+    `by_head`: parameters with one element per head; `by_token`: linear layers on [tokens, features] of a
+    rank's part of the sequence; `whole`: replicated modules that use local parts of their parameters.
     """
 
     readers: tuple[str, ...]
@@ -67,12 +67,12 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """The plan of a transformer: its `blocks` (the first block has the first plan, and so on, cyclically),
-    embeddings with the dimension of their output that is the sequence, the norms after the last blocks and
-    the lm head, and whether head and first embedding are one parameter.
+    """Plan of a transformer: its `blocks` (block i uses plan i modulo their number), embeddings with the
+    sequence dimension of their output, the norms after the last blocks, the lm head, and whether head and
+    first embedding are one parameter.
 
-    `divides`: numbers of the shape that the ranks must divide; `columns`: lookups outside the blocks that are
-    cut by features; `gathered`: modules whose result, a share of the sequence, later ones read as a whole.
+    `divides`: numbers of the shape that the ranks must divide; `columns`: embeddings outside the blocks that
+    are sharded by features; `gathered`: modules whose sharded result is gathered for later modules.
     """
 
     blocks: tuple[BlockPlan, ...]
@@ -89,7 +89,7 @@ class TensorPlan:
         return self.blocks[index % len(self.blocks)]
 
     def check(self, ranks: int, name: str) -> None:
-        """Raise `WorkloadError` if a number of the shape of model `name` does not divide by `ranks`."""
+        """Raise `WorkloadError` if a number of the shape of model `name` is not divisible by `ranks`."""
         for part, number in self.divides.items():
             if number % ranks:
                 fits = [str(n) for n in range(2, ranks) if not any(d % n for d in self.divides.values())]
@@ -101,7 +101,7 @@ class TensorPlan:
 
 @runtime_checkable
 class HasTensorPlan(Protocol):
-    """A workload that says how tensor parallelism cuts it."""
+    """A workload that defines how tensor parallelism shards it."""
 
     def tensor_plan(self) -> TensorPlan:
         """Return the plan.

@@ -1,4 +1,4 @@
-"""A simulated accelerator for torch: shapes instead of data, and a clock, memory and traces that are real.
+"""A simulated accelerator for torch: tensors have shapes but no data; clock, memory and traces are modelled.
 
     from fsdpbench.sim import Simulation, load_profile
 

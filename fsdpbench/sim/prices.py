@@ -1,4 +1,4 @@
-"""`operator_price` and the types of a user's own operator prices."""
+"""Public interface for prices of a user's own operators: `operator_price` and its types."""
 
 from fsdpbench.sim.torch_device.prices import Call, OperatorCost, Price, operator_price, price, tensor_bytes
 

@@ -1,4 +1,4 @@
-"""Facade: starts the simulated device of a process, its process group and its traces."""
+"""Facade that starts the simulated device of a process, its process group and its traces."""
 
 import datetime
 import importlib
@@ -41,19 +41,19 @@ from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
 from fsdpbench.sim.torch_device.software import Mechanism, install
 from fsdpbench.sim.torch_device.tensors import use_on_stream
 
-# Kept for the life of the process: libraries unregister their kernels when they end.
+# Kept alive until the process ends: a library unregisters its kernels when it is destroyed.
 _REGISTERED: list[torch.library.Library] = []
 
 
 def preload() -> None:
     """Register the device `sim`, its kernels and its backend (idempotent).
 
-    Leaves no thread and no open file, so that a process that forks its workers does this once before. Workers
-    that then use another device find torch unchanged, except for one more device.
+    It leaves no thread and no open file, so a process that forks its workers can call it once before forking.
+    Workers that use another device find torch unchanged, except for the additional device.
     """
     if _REGISTERED:
         return
-    # Imported late by torch: here once, and not again in every fork.
+    # torch imports these late. Import them here once, not in every fork.
     importlib.import_module("torch.distributed.tensor")
     import_config()
     setup_privateuseone(
@@ -70,7 +70,7 @@ def preload() -> None:
 
 @contextmanager
 def sharing_plans(path: str) -> Iterator[None]:
-    """Let simulations inside use the plans in the log at `path`, and add theirs if they end well."""
+    """Share operators' plans through the log at `path`; without an error, new plans are added at the end."""
     plans = ACCELERATOR.shared_plans = SharedPlans(path)
     try:
         yield
@@ -80,7 +80,7 @@ def sharing_plans(path: str) -> Iterator[None]:
 
 
 class Simulation:
-    """One simulated rank: the device of this process, among `world_size` of them."""
+    """One simulated rank out of `world_size`: the simulated device of this process."""
 
     def __init__(self, profile: HardwareProfile, world_size: int, gpus_per_node: int, rank: int) -> None:
         self.profile = profile
@@ -88,7 +88,7 @@ class Simulation:
         self.gpus_per_node = gpus_per_node
         self.rank = rank
         self.accelerator = ACCELERATOR
-        """The device of this process, for its observers and those that charge it."""
+        """The device of this process, for observers and for code that adds costs to it."""
 
     @classmethod
     def start(
@@ -108,10 +108,10 @@ class Simulation:
         """Start (or restart) the simulated device of this process.
 
         Autograd runs on the calling thread from now on. `allocator_conf` defaults to
-        `PYTORCH_CUDA_ALLOC_CONF`; without `jitter` kernels are exact and ranks punctual. With `sanitize`
-        every use of memory is followed (`sanitizer`). `software` (default: the installed one) stays in place
-        until the next start or `end`, with those of `of_models` that it switches on. `attention`: a value
-        of that setting. Raises `ValueError` for an impossible world.
+        `PYTORCH_CUDA_ALLOC_CONF`. Without `jitter`, kernel times have no noise and no rank is late. With
+        `sanitize`, the sanitizer follows every use of memory. `software` (default: the installed one) applies
+        until the next start or `end`, with the mechanisms of `of_models` that it enables. `attention`: a
+        value of that setting. Raises `ValueError` for an invalid world size or rank.
         """
         _check_world(world_size, gpus_per_node, rank)
         preload()
@@ -142,9 +142,9 @@ class Simulation:
         return simulation
 
     def _begin_plans(self, software: SoftwareProfile | None, attention: str) -> None:
-        """Clear operators' plans and costs; load those of others, unless `software` is None.
+        """Clear operators' plans and costs; load other processes' ones, unless `software` is None.
 
-        The sanitizer's plans hold more than others' and are not shared.
+        The sanitizer's plans hold more than others and are not shared.
         """
         forget_plans()
         shared = self.accelerator.shared_plans
@@ -153,7 +153,7 @@ class Simulation:
             shared.begin(None if software is None else repr(surroundings))
 
     def _price(self, software: SoftwareProfile, attention: str) -> None:
-        """Set the costs of work on this hardware, among so many ranks."""
+        """Set the costs of work on this hardware and this number of ranks."""
         accelerator, profile = self.accelerator, self.profile
         accelerator.device_count = self.gpus_per_node
         applied = software.applied_to(profile, attention)
@@ -165,13 +165,13 @@ class Simulation:
         accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
 
     def init_process_group(self) -> None:
-        """Initialise `torch.distributed` with the backend `sim` and a store of this process alone."""
+        """Initialise `torch.distributed` with the backend `sim` and a store local to this process."""
         store = dist.HashStore()
         store.set_timeout(datetime.timedelta(seconds=5))
         dist.init_process_group(BACKEND, store=store, rank=self.rank, world_size=self.world_size)
 
     def couple(self, link: Link | None) -> None:
-        """Run beside the ranks of `link`, if there are others, or let the program ask for them."""
+        """Run with the other ranks of `link`; if there are none, the program can request them by it."""
         self.accelerator.link = link
         if link is not None and len(link.ranks) > 1:
             Coupling(self.accelerator.timeline, link)
@@ -198,18 +198,18 @@ class Simulation:
 
     @property
     def unknown_operators(self) -> dict[str, int]:
-        """Return launches, by name, of operators without a cost model, which were priced by their bytes."""
+        """Return the launches by name of operators without a cost model, which were priced by their bytes."""
         return dict(sorted(self.accelerator.unknown_operators.items()))
 
     def take_launched(self) -> dict[str, float]:
-        """Return seconds of kernels and of copies over the host link since the last call, each alone."""
+        """Return seconds of kernels and of host-link copies since the last call, as if each ran alone."""
         timeline = self.accelerator.timeline
         (kernels, _, copies), timeline.launched_ns = timeline.launched_ns, [0, 0, 0]
         return {"kernels": kernels / 1e9, "host_copies": copies / 1e9}
 
     def slow_host_link(self, work: Mapping[str, float]) -> bool:
-        """Let copies over the host link take twice as long from now on, on a device with room for anything
-        (that memory is out says nothing of the link). Return False where a step's `work` has few copies."""
+        """Double the time of host-link copies from now on, and enlarge the device's memory (running out of
+        it would hide the link's effect). Return False if a step's `work` has few copies."""
         if work["host_copies"] < 0.03 * work["kernels"]:
             return False
         accelerator, alone_ns = self.accelerator, self.accelerator.host_link_ns
@@ -218,18 +218,18 @@ class Simulation:
         return True
 
     def drain(self) -> None:
-        """Block the simulated CPU as `synchronize` does, for a measurement: it orders nothing."""
+        """Block the simulated CPU like `synchronize`, for measurements; the sanitizer ignores it."""
         drain()
 
     def trace(self, path: Path | str) -> "SimulatedTrace":
-        """Return a context that records what runs inside and writes it as a Kineto trace at the end."""
+        """Return a context manager that records the work inside and writes a Kineto trace at its end."""
         return SimulatedTrace(self, Path(path))
 
 
 class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
-    """Trace like `torch.profiler.profile`: call `step` at the end of each step. Leaving writes the file.
+    """Trace used like `torch.profiler.profile`: call `step` after each step. Leaving writes the file.
 
-    The device is idle at both ends. Nothing is written if the block raises.
+    The device is idle when the trace begins and ends. Nothing is written if the block raises.
     """
 
     def __init__(self, simulation: "Simulation", path: Path) -> None:
@@ -259,7 +259,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
         return self
 
     def step(self) -> None:
-        """End a step (``ProfilerStep#k``, from the last call or the beginning) and begin the next."""
+        """End a step (``ProfilerStep#k``; it began at the previous call or on entry), begin the next."""
         assert self._accelerator.trace is not None
         now = self._accelerator.timeline.cpu
         self._accelerator.trace.step(self._index, self._step_start, now)
@@ -293,7 +293,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
 
 
 def _described(groups: Sequence[Any]) -> list[dict[str, object]]:
-    """Return the process groups as torch.profiler writes them."""
+    """Return the process groups in the format of torch.profiler."""
     return [
         {
             "pg_name": group.group_name,
@@ -362,7 +362,7 @@ def _make_allocator(profile: HardwareProfile, timeline: Timeline, conf: Allocato
 
 
 def _host_link(profile: HardwareProfile) -> Callable[[int], int]:
-    """Return the nanoseconds of a copy between host and device, by its bytes."""
+    """Return a function from the bytes of a host-device copy to its nanoseconds."""
     latency_ns = profile.host_link.latency_us * 1e3
     ns_per_byte = 1.0 / profile.host_link.gb_s
     return lambda nbytes: round(latency_ns + nbytes * ns_per_byte)

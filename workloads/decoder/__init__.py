@@ -1,6 +1,6 @@
-"""Decoder-only transformers of the kinds that people fine-tune: Llama, Qwen, Mistral, Gemma, Phi, Mixtral,
-GPT-OSS. One model whose shape says which of their parts it has; `hf_config` makes shapes of their
-configuration files."""
+"""Decoder-only transformers that people fine-tune: Llama, Qwen, Mistral, Gemma, Phi, Mixtral, GPT-OSS.
+
+One model, whose shape selects its parts; `hf_config` makes shapes from configuration files."""
 
 from fsdpbench.workloads.decoder.shape import FAMILY, DecoderShape
 from fsdpbench.workloads.decoder.workload import DecoderWorkload

@@ -1,20 +1,20 @@
-r"""A mixture of experts instead of a feed-forward, with the load of its experts given.
+r"""Mixture of experts instead of a feed-forward, with a prescribed load of its experts.
 
-The router's weights are computed and trained, but which tokens go to which expert is a setting, balanced or
-skewed by seed: so no shape depends on data, simulated GPUs can run it, and two systems are compared on the
-same work. (Trainers have the same switch for benchmarks.) Of T tokens with k experts each, the T x k rows
-that experts read are ordered expert by expert, and row number p is of token p % T: an expert's rows are of
-different tokens as long as none has more than T.
+The router's weights are computed and trained, but a setting decides which tokens go to which expert
+(balanced, or skewed by a seed). So no shape depends on data, simulated GPUs can run it, and two systems do
+the same work. (Trainers have the same switch for benchmarks.) Of T tokens with k experts each, the T x k rows
+that experts read are ordered by expert, and row p belongs to token p % T: an expert's rows come from
+different tokens as long as no expert has more than T rows.
 
     x -> router -> weights of the given experts ----------------------+
-     \-> rows by expert -> gate and up -> down, one product an expert -> x weight -> added up by token
+     \-> rows by expert -> gate and up -> down, one product per expert -> x weight -> summed by token
 
-Balanced, the experts' products are one batched product; skewed, one product an expert. Nothing is dropped,
-unless experts have buffers of a capacity (`Buffers`), which make one batched product of any load. A
-shared expert beside them is a feed-forward that every token passes through.
+With a balanced load, the experts' products are one batched product; with a skewed load, one product per
+expert. No row is dropped, unless experts have buffers of a capacity (`Buffers`), which allow one batched
+product for any load. A shared expert in addition is a feed-forward for all tokens.
 
-With expert parallelism (`Mixture.exchange`) a rank holds a part of the experts: rows go to the ranks that
-have their expert, and the results come back.
+With expert parallelism (`Mixture.exchange`) each rank holds some of the experts: rows are sent to the ranks
+of their experts, and the results are sent back.
 """
 
 import itertools
@@ -29,30 +29,30 @@ from fsdpbench.workloads.decoder.workload import capacity_of, expert_loads
 from fsdpbench.workloads.layers import WEIGHT_STD, Projection, held
 
 _ALPHA, _LIMIT = 1.702, 7.0
-"""GPT-OSS's gate: x sigmoid(1.702 x), of values up to 7."""
+"""GPT-OSS's gate: x sigmoid(1.702 x), with values limited to 7."""
 
 
 class Exchange(Protocol):
-    """An exchange of rows with the ranks that have their expert. Every rank has the same loads."""
+    """Exchange of rows with the ranks that hold their experts. All ranks have the same loads."""
 
     def order(self, loads: list[int]) -> list[int]:
-        """Return the loads in the order of the ranks' experts."""
+        """Return the loads in the ranks' order of experts."""
 
     def held(self, loads: list[int]) -> list[int]:
-        """Return the rows of each expert of this rank, from all ranks together."""
+        """Return the number of rows from all ranks for each expert on this rank."""
 
     def send(self, rows: Tensor, loads: list[int]) -> Tensor:
-        """Send rows of all experts, [rows, d_model]; return those of this rank's, expert by expert."""
+        """Send rows of all experts, [rows, d_model]; return those for this rank's experts, by expert."""
 
     def back(self, rows: Tensor, loads: list[int]) -> Tensor:
-        """Send rows of this rank's experts back; return the rows of all experts that `send` was given."""
+        """Send results of this rank's experts back; return the results for the rows given to `send`."""
 
 
 class Experts(nn.Module):
-    """All experts of a layer, or those of this rank: rows of [rows, d_model], sorted by expert, to the same.
+    """All experts of a layer, or this rank's: rows sorted by expert, [rows, d_model], to the same shape.
 
-    Weights are stored as [experts x inputs, outputs], so that any number of ranks shards them evenly, also
-    more ranks than there are experts.
+    Weights are stored as [experts x inputs, outputs], so that any number of ranks can shard them evenly, even
+    more ranks than experts.
     """
 
     def __init__(self, shape: DecoderShape, output_std: float) -> None:
@@ -110,7 +110,7 @@ class Experts(nn.Module):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply one matrix an expert: [experts, rows, in] x [experts, in, out]."""
+    """Multiply one matrix per expert: [experts, rows, in] x [experts, in, out]."""
     return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
 
 
@@ -119,7 +119,7 @@ def _row_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class Mixture(nn.Module):
-    """The router and experts of layer number `layer`: [batch, seq, d_model] to the same."""
+    """Router and experts of layer number `layer`; keeps the shape [batch, seq, d_model]."""
 
     def __init__(self, shape: DecoderShape, output_std: float, layer: int) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Mixture(nn.Module):
 def given_assignment(
     loads: list[int], tokens: int, chosen: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return token and expert of each row, int64 of [tokens x chosen], rows of an expert together."""
+    """Return the token and expert of each row, int64 of [tokens x chosen], ordered by expert."""
     token = torch.arange(tokens * chosen, device=device) % tokens
     if len(set(loads)) == 1:
         row = torch.arange(tokens * chosen, device=device)
@@ -190,9 +190,9 @@ def activate(name: str, x: Tensor) -> Tensor:
 
 
 class DecoderFeedForward(nn.Module):
-    """The feed-forward down(act(gate) x up), or down(act(up)), of [..., d_model].
+    """Feed-forward down(act(gate) x up), or down(act(up)), of [..., d_model].
 
-    `width` instead of the shape's d_ff is that of a mixture's shared expert, whose dropout is the mixture's.
+    `width` replaces the shape's d_ff for a mixture's shared expert, which has the mixture's dropout.
     """
 
     def __init__(self, shape: DecoderShape, output_std: float, width: int = 0) -> None:
@@ -220,16 +220,16 @@ class DecoderFeedForward(nn.Module):
 
 
 class Buffers:
-    """Buffers of one size for all experts: rows that fit are computed, those above are dropped.
+    """Buffers of one size for all experts: rows that fit are computed, others are dropped.
 
         rows by expert  a a a a a b c c      capacity 3: a a a | b . . | c c .      two rows of a are dropped
 
     (GShard, Lepikhin et al. 2020; Switch, Fedus et al. 2021.) A dropped row adds nothing to its token, which
-    the residual connection carries on. Empty places are zeros, and are computed like the others.
+    only passes through the residual connection. Empty rows are zeros and are computed like others.
 
     Args:
-        loads: rows of each expert, in the order of the rows.
-        capacity: rows that one expert's buffer takes.
+        loads: number of rows of each expert, in the order of the rows.
+        capacity: number of rows in one expert's buffer.
     """
 
     def __init__(self, loads: list[int], capacity: int, device: torch.device) -> None:
@@ -245,22 +245,22 @@ class Buffers:
             self._places = _runs([capacity * index for index in range(len(loads))], kept, device)
 
     def kept(self, by_row: Tensor) -> Tensor:
-        """Select the rows that fit of `by_row`, [rows, ...]."""
+        """Select the rows of `by_row`, [rows, ...], that fit."""
         return by_row if self._rows is None else by_row.index_select(0, self._rows)
 
     def fill(self, rows: Tensor) -> Tensor:
-        """Put the rows that fit, [kept, width], into their experts' buffers, [experts x capacity, width]."""
+        """Copy the rows that fit, [kept, width], into their experts' buffers, [experts x capacity, width]."""
         if self._places is None:
             return rows
         return rows.new_zeros(self._size, rows.shape[1]).index_copy(0, self._places, rows)
 
     def read(self, buffers: Tensor) -> Tensor:
-        """Take the rows that fit, [kept, width], out of `buffers`, [experts x capacity, width]."""
+        """Read the rows that fit, [kept, width], from `buffers`, [experts x capacity, width]."""
         return buffers if self._places is None else buffers.index_select(0, self._places)
 
 
 def _runs(starts: list[int], lengths: list[int], device: torch.device) -> Tensor:
-    """Return int64: `lengths[i]` consecutive numbers from `starts[i]`, for each i."""
+    """Return int64: for each i, `lengths[i]` consecutive numbers starting at `starts[i]`."""
     if len({*lengths}) == 1 and len({b - a for a, b in itertools.pairwise(starts)}) == 1:
         first = torch.arange(len(starts), device=device) * (starts[1] - starts[0]) + starts[0]
         return (first[:, None] + torch.arange(lengths[0], device=device)).flatten()

@@ -1,4 +1,4 @@
-"""The modules of the decoder: attention with grouped queries, blocks, token embedding and lm head."""
+"""Modules of the decoder: attention with grouped queries, blocks, token embedding and lm head."""
 
 import math
 
@@ -17,8 +17,8 @@ from fsdpbench.workloads.shape import Rope
 
 
 def causal_mask(seq: int, window: int, like: Tensor) -> Tensor:
-    """Return the mask that is added to scores, [seq, seq]: 0 where a token may look, -inf at later tokens
-    and, with a `window`, at tokens `window` or more back."""
+    """Return the mask to add to scores, [seq, seq]: 0 for visible tokens, -inf for later tokens and, with a
+    `window`, for tokens at a distance of `window` or more."""
     mask = torch.full((seq, seq), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
     if window:
         mask = mask + torch.full_like(mask, -torch.inf).tril_(-window)
@@ -27,7 +27,7 @@ def causal_mask(seq: int, window: int, like: Tensor) -> Tensor:
 
 class DecoderAttention(nn.Module):
     """Causal self-attention of [batch, seq, d_model] with grouped queries, rotary positions, sliding windows,
-    soft caps and sinks; `mask` as `causal_mask` makes it, None: all earlier tokens."""
+    soft caps and sinks. `mask` is from `causal_mask`; None means all earlier tokens."""
 
     def __init__(self, shape: DecoderShape, output_std: float) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class DecoderAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the sinks to a score of 0; other modules reset the rest."""
+        """Set the sinks to a score of 0; other modules reset themselves."""
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
 
     def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
-        """Return [batch, seq, d_model]; `mask` [seq, seq] is None for causal attention by the kernel."""
+        """Return [batch, seq, d_model]. `mask` is [seq, seq], or None if the kernel masks causally."""
         if self.fused:
             parts = self._apart(self.query_key_value(x))
         else:
@@ -70,14 +70,14 @@ class DecoderAttention(nn.Module):
         return F.dropout(projected, self.residual_dropout, self.training)
 
     def _apart(self, joined: Tensor) -> tuple[Tensor, ...]:
-        """Split into queries, keys and values of this rank's heads (under tensor parallelism, a share)."""
+        """Split into queries, keys and values of this rank's heads (with tensor parallelism, a subset)."""
         ranks = sum(self.widths) // joined.shape[-1]
         return joined.split([width // ranks for width in self.widths], dim=-1)
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         grouped = self.groups > 1
-        if mask is not None and grouped:  # CUDA's kernels that take a mask take no groups
+        if mask is not None and grouped:  # CUDA kernels that accept a mask do not accept groups
             key, value = (x.repeat_interleave(self.groups, dim=1) for x in (key, value))
             grouped = False
         return F.scaled_dot_product_attention(
@@ -102,7 +102,7 @@ class DecoderAttention(nn.Module):
 
 
 def make_norm(shape: DecoderShape, width: int | None = None) -> nn.Module:
-    """Make the norm of `shape`, over d_model or `width`."""
+    """Return a norm of the kind in `shape`, over d_model or `width`."""
     if shape.norm == "layer":
         return nn.LayerNorm(width or shape.d_model, eps=shape.norm_eps)
     return DecoderNorm(
@@ -114,7 +114,7 @@ def make_norm(shape: DecoderShape, width: int | None = None) -> nn.Module:
 
 
 class DecoderBlock(CheckpointedBlock):
-    """Attention and feed-forward (or experts) with their residual connections: the natural FSDP unit."""
+    """Attention and feed-forward (or experts) with residual connections: the natural FSDP unit."""
 
     def __init__(self, shape: DecoderShape, checkpointing: ActivationCheckpointing, index: int) -> None:
         super().__init__(checkpointing, index)
@@ -142,7 +142,7 @@ class DecoderBlock(CheckpointedBlock):
         mask: Tensor | None,
         local_mask: Tensor | None,
     ) -> Tensor:
-        """Compute [batch, seq, d_model] to the same; sliding layers take the local tables and mask."""
+        """Keep the shape [batch, seq, d_model]; sliding layers use the local tables and mask."""
         if self.slides:
             cosines, sines, mask = local_cosines, local_sines, local_mask
         normed = self.attention_norm(x)
@@ -160,9 +160,9 @@ class DecoderBlock(CheckpointedBlock):
 
 
 class Decoder(ComputesTokenLoss, nn.Module):
-    """The model: `decoder(inputs)` gives logits, `decoder(inputs, targets)` the mean cross entropy.
+    """The model: `decoder(inputs)` returns logits, `decoder(inputs, targets)` the mean cross entropy.
 
-    Inputs and targets are int64 of shape [batch, seq], logits [batch, seq, vocab] in the parameters' dtype.
+    Inputs and targets are int64 [batch, seq], logits [batch, seq, vocab] in the parameters' dtype.
     """
 
     def __init__(self, shape: DecoderShape, checkpointing: ActivationCheckpointing) -> None:
@@ -184,12 +184,12 @@ class Decoder(ComputesTokenLoss, nn.Module):
         context = self._context(inputs.shape[1], x)
         for block in self.blocks:
             x = block(x, *context)
-        cap = shape.logit_cap  # logits are bent into -cap to cap
+        cap = shape.logit_cap  # logits are squashed into (-cap, cap)
         capped = (lambda logits: (logits / cap).tanh() * cap) if cap else None
         return self.logits_or_loss(self.final_norm(x), targets, shape.fp32_loss, capped)
 
     def _context(self, seq: int, x: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the rotary tables and masks of full and of sliding layers; equal ones are shared."""
+        """Return rotary tables and masks for full and for sliding layers; equal ones are shared."""
         shape, rope = self.shape, Rope.parse(self.shape.rope)
         tables = local = rotary_tables(seq, shape.rotary_width, shape.rope_theta, x, rope)
         if shape.local_theta and shape.window:

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer, in all details in which its families differ, and named sizes."""
+"""Shape of a decoder-only transformer, with all details in which its families differ."""
 
 from dataclasses import dataclass
 
@@ -25,30 +25,29 @@ class DecoderShape:
 
     * `layers`, `d_model`, `d_ff` (feed-forward width), `vocab`, `tied` (the lm head shares the token
       embedding), `head_bias` (of the lm head), `max_seq` (default length), `fp32_loss`.
-    * `heads`, `kv_heads`, `head_width` (0: d_model / heads), `query_scale` (scores are divided by its root;
-      0: head_width), `qkv_bias`, `output_bias`, `qk_norm` (an RMSNorm of queries and keys),
-      `fused_projections` (one product for queries, keys and values, one for gate and up), `sinks` (a
-      learned score a head that takes weight and gives nothing), `score_cap`, `logit_cap` (soft caps, 0: no).
-    * `window`: tokens that a layer of sliding attention sees (0: none has one), `layer_pattern`: `S`
+    * `heads`, `kv_heads`, `head_width` (0: d_model / heads), `query_scale` (scores are divided by its square
+      root; 0: head_width), `qkv_bias`, `output_bias`, `qk_norm` (RMSNorm of queries and keys),
+      `fused_projections` (one product for queries, keys and values, one for gate and up), `sinks` (a learned
+      score per head that takes weight and adds nothing), `score_cap`, `logit_cap` (soft caps; 0: none).
+    * `window`: tokens visible to a layer with sliding attention (0: no such layers), `layer_pattern`: `S`
       sliding, `F` full, repeated over the layers.
     * `rope_theta`, `local_theta` (of sliding layers; 0: the same), `rope` (`Rope`), `rotary_share` of a head.
-    * `norm`: `rms`, `rms-offset` (weights count from 1, as Gemma's) or `layer`; `norm_eps`; `norms`:
-      `fused` or `composed` of single operators in fp32, as Hugging Face writes them; `post_norms`: also
-      after attention and feed-forward; `parallel`: both read one norm and are added at the same time (Phi).
+    * `norm`: `rms`, `rms-offset` (weights are offsets from 1, as in Gemma) or `layer`; `norm_eps`; `norms`:
+      `fused`, or `composed` of single operators in fp32, as in Hugging Face's code; `post_norms`: also after
+      attention and feed-forward; `parallel`: both read the same norm and are added together (Phi).
     * `gated`: the feed-forward is act(gate) x up; `activation`: `silu`, `gelu`, `gelu-tanh` or `relu`;
-      `mlp_bias`; `embedding_scale`: embeddings are multiplied by the root of d_model.
-    * `attention`: `fused`, or `explicit` with the scores in memory, which caps and sinks need.
+      `mlp_bias`; `embedding_scale`: multiply embeddings by the square root of d_model.
+    * `attention`: `fused`, or `explicit` with the scores in memory, which caps and sinks require.
     * `embedding_dropout`, `residual_dropout`, `attention_dropout`.
     * `experts` of a mixture (0: none), `expert_d_ff`, `experts_per_token`, `moe_pattern` (`M` mixture, `D`
-      dense, repeated), `router_bias`, `expert_bias`, `renormalised` (weights of the chosen add up to 1),
-      `clamped` (GPT-OSS's limited gate), `shared_d_ff` (width of the shared expert that every token passes
-      through, or of all such together; 0: none), `shared_gate` (its output is weighted by a sigmoid, as
-      Qwen2-MoE's), `router_load` (`balanced` or `skewed`), `router_skew` (exponent of the skew),
-      `router_seed` (which experts are the busy ones), `capacity` (an expert has a buffer of so many times
-      its balanced share of rows, what is above is dropped; 0: nothing is dropped).
+      dense, repeated), `router_bias`, `expert_bias`, `renormalised` (weights of the chosen experts sum to 1),
+      `clamped` (GPT-OSS's limited gate), `shared_d_ff` (total width of the shared experts, which process
+      every token; 0: none), `shared_gate` (a sigmoid weighs their output, as in Qwen2-MoE), `router_load`
+      (`balanced` or `skewed`), `router_skew` (exponent), `router_seed` (selects the busy experts),
+      `capacity` (buffer of an expert, relative to its balanced share; other rows are dropped; 0: no limit).
 
     Raises:
-        ShapeError: a number is out of range, sizes do not divide, or a word is unknown.
+        ShapeError: a number is out of range, sizes are not divisible, or a word is unknown.
     """
 
     layers: int
@@ -152,17 +151,17 @@ class DecoderShape:
 
     @property
     def rotary_width(self) -> int:
-        """Return the elements of a head that rotary positions turn."""
+        """Return the number of elements of a head that rotary positions rotate."""
         return int(self.head_width * self.rotary_share)
 
     @property
     def query_width(self) -> int:
-        """Return the width of all query heads together."""
+        """Return the total width of all query heads."""
         return self.heads * self.head_width
 
     @property
     def kv_width(self) -> int:
-        """Return the width of all key (or value) heads together."""
+        """Return the total width of all key (or value) heads."""
         return self.kv_heads * self.head_width
 
     @property

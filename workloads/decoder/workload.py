@@ -1,8 +1,8 @@
-"""The decoder's workload, and how many rows each of its experts is given.
+"""The decoder's workload, and the load of its experts.
 
-FLOPs as for the other families: 2 a token and weight of each product that it passes through (of the experts,
-those that it is sent to; with a capacity, all places of the buffers, of which the model needs the filled
-ones), and attention in full although it is causal or sees a window.
+FLOPs are counted as for other families: 2 per token and weight of each product that the token passes through
+(for experts, those that it is sent to; with a capacity, all rows of the buffers, of which only the filled
+ones count for the model), and attention in full although it is causal or windowed.
 """
 
 import math
@@ -16,7 +16,7 @@ from fsdpbench.workloads.tensor_plan import ATTENTION_LAYERS, BlockPlan, Product
 
 
 def norm_parameters(shape: DecoderShape, width: int | None = None) -> int:
-    """Return the parameters of a norm over `width` elements, d_model where it is left out."""
+    """Return the number of parameters of a norm over `width` elements, by default d_model."""
     return (width or shape.d_model) * (2 if shape.norm == "layer" else 1)
 
 
@@ -139,14 +139,14 @@ class DecoderWorkload(NextTokenWorkload[DecoderShape]):
 
 
 def _in_mixture(name: str) -> str:
-    """Return the path in a mixture's block of the layer that `products` calls `name`."""
+    """Return the path inside a mixture's block of the layer that `products` calls `name`."""
     return f"feed_forward.{name}" if name in ("router", "shared_gate") else f"feed_forward.shared.{name}"
 
 
 def expert_loads(shape: DecoderShape, tokens: int, layer: int) -> list[int]:
-    """Return the rows of each expert: in all tokens x experts_per_token, of one at most `tokens`.
+    """Return the rows of each expert: tokens x experts_per_token in total, at most `tokens` per expert.
 
-    Skewed: shares that fall as rank^-router_skew, over experts in an order drawn by seed and layer.
+    Skewed loads fall as rank^-router_skew, over experts in an order drawn from seed and layer.
     """
     rows, experts = tokens * shape.experts_per_token, shape.experts
     if shape.router_load == "balanced":
@@ -173,7 +173,7 @@ def capacity_of(shape: DecoderShape, tokens: int) -> int:
 
 
 class BufferRows(NamedTuple):
-    """Rows sent to experts, dropped ones among them, and empty places that are computed."""
+    """Counts of rows sent to experts, of dropped rows, and of empty rows that are computed."""
 
     sent: int
     dropped: int
@@ -181,7 +181,7 @@ class BufferRows(NamedTuple):
 
 
 def buffer_rows_of(loads: list[int], capacity: int) -> "BufferRows":
-    """Count the rows of one forward of a layer: sent, dropped, and empty places."""
+    """Return the counts of rows in one forward of a layer."""
     sent, dropped = sum(loads), sum(max(0, load - capacity) for load in loads)
     return BufferRows(sent, dropped, capacity * len(loads) - (sent - dropped))
 
@@ -191,4 +191,4 @@ class HasBuffers(Protocol):
     """A workload whose experts may have buffers of a capacity."""
 
     def buffer_rows(self, tokens: int) -> "BufferRows | None":
-        """Count the rows of one forward over `tokens`, all layers together; None without a capacity."""
+        """Return the counts of rows in one forward over `tokens`, in all layers; None without a capacity."""

@@ -1,1 +1,1 @@
-"""The model families, one a file, and what they share."""
+"""The model families, each with a file of modules and one for its workload."""

@@ -1,11 +1,11 @@
-"""The modules of DeepViT (`vision_workloads.py`).
+"""Modules of DeepViT (`vision_workloads.py`).
 
-    image -> patches -> tokens, behind a class token (+ positions) -> blocks.0 ... N-1 -> norm -> head
+    image -> patches -> tokens, after a class token (+ positions) -> blocks.0 ... N-1 -> norm -> head
 
     re-attention:  weights = norm(mix(softmax(query key^T / sqrt(width))));  weights x value
 
-`mix` is a learned heads x heads matrix, `norm` a layer norm across heads. Between softmax and mixture they
-need the weights in memory, so no fused attention kernel serves; torch's matrix products and softmax do.
+`mix` is a learned heads x heads matrix, `norm` a layer norm across heads. They need the attention weights in
+memory, so attention uses matrix products and softmax, not a fused kernel.
 """
 
 import math
@@ -23,7 +23,7 @@ from fsdpbench.workloads.shape import CHANNELS
 
 
 class ReAttention(nn.Module):
-    """Self-attention of [batch, tokens, d_model] with its weights mixed across heads."""
+    """Self-attention of [batch, tokens, d_model] whose weights are mixed across heads."""
 
     def __init__(self, shape: DeepViTShape, output_std: float) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class ReAttention(nn.Module):
 
 
 class DeepViTBlock(CheckpointedBlock):
-    """Re-attention and feed-forward with their residual connections: the natural FSDP unit."""
+    """Re-attention and feed-forward with residual connections: the natural FSDP unit."""
 
     def __init__(self, shape: DeepViTShape, checkpointing: ActivationCheckpointing, index: int) -> None:
         super().__init__(checkpointing, index)
@@ -58,7 +58,7 @@ class DeepViTBlock(CheckpointedBlock):
         self.down = Projection(inner, shape.d_model, bias=True, std=output_std)
 
     def transform(self, x: Tensor) -> Tensor:
-        """Compute [batch, tokens, d_model] to the same."""
+        """Keep the shape [batch, tokens, d_model]."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.down(F.gelu(self.up(self.feed_forward_norm(x))))
 
@@ -89,10 +89,10 @@ class PatchTokens(nn.Module):
 
 
 class DeepViT(nn.Module):
-    """The model: `deepvit(images)` gives logits, `deepvit(images, labels)` the mean cross entropy.
+    """The model: `deepvit(images)` returns logits, `deepvit(images, labels)` the mean cross entropy.
 
-    Images are floating point of shape [batch, 3, image, image], labels int64 of [batch], logits [batch,
-    classes] in the parameters' dtype.
+    Images are floating-point [batch, 3, image, image], labels int64 [batch], logits [batch, classes] in the
+    parameters' dtype.
     """
 
     def __init__(self, shape: DeepViTShape, checkpointing: ActivationCheckpointing) -> None:

@@ -1,4 +1,4 @@
-"""The modules of DHEN (`dhen_workload.py`), and its sparse tables.
+"""Modules of DHEN (`dhen_workload.py`), and its sparse tables.
 
     ids ---> sparse tables (not under FSDP) --> mix to tokens -+
                                                                +-> blocks.0 ... blocks.N-1 -> head -> logit
@@ -6,9 +6,9 @@
 
     block:  norm(x + attention(x) + mixture of tokens(x) + x * (W flat(x) + b))        flat: tokens x width
 
-A block is an ensemble of interactions of different kinds, summed, with a shortcut: self-attention, a linear
+A block is an ensemble of different interactions, which are summed, with a shortcut: self-attention, a linear
 mixture of tokens, and a cross (deep and cross network v2, Wang et al. 2021), whose square matrix over all
-tokens holds nearly all of the dense parameters.
+tokens holds nearly all dense parameters.
 """
 
 import math
@@ -57,7 +57,7 @@ class DHENBlock(CheckpointedBlock):
         self.norm = nn.LayerNorm(shape.width)
 
     def transform(self, x: Tensor) -> Tensor:
-        """Compute [batch, tokens, width] to the same."""
+        """Keep the shape [batch, tokens, width]."""
         mixture = self.mixture(x.transpose(1, 2)).transpose(1, 2)
         cross = x * self.cross(x.flatten(1)).view_as(x)
         normed: Tensor = self.norm(x + self.attention(x) + mixture + cross)
@@ -65,10 +65,10 @@ class DHENBlock(CheckpointedBlock):
 
 
 class DHEN(nn.Module):
-    """The model: `dhen(numbers, ids)` gives logits, `dhen(numbers, ids, labels)` their mean cross entropy.
+    """The model: `dhen(numbers, ids)` returns logits, `dhen(numbers, ids, labels)` their mean cross entropy.
 
-    Numbers are floating point of shape [batch, numbers], ids int64 of [batch, features], labels 0 or 1 of
-    [batch], logits [batch] in the parameters' dtype.
+    Numbers are floating-point [batch, numbers], ids int64 [batch, features], labels 0 or 1 [batch], logits
+    [batch] in the parameters' dtype.
     """
 
     def __init__(self, shape: DHENShape, checkpointing: ActivationCheckpointing) -> None:
@@ -96,25 +96,25 @@ class DHEN(nn.Module):
 
 
 class SparseTables:
-    """Embedding tables too large to replicate or to gather: each rank keeps some, and activations travel.
+    """Embedding tables too large to replicate or gather: each rank holds some, and activations are exchanged.
 
             rank 0: tables 0, 2      rank 1: tables 1, 3       table k is on rank k mod ranks
                  |                        |
-        ids ---- all-to-all ------------- all-to-all           each id goes to the rank that has its table
+        ids ---- all-to-all ------------- all-to-all           each id goes to the rank that holds its table
                  | look up                | look up
-        rows --- all-to-all ------------- all-to-all           the rows come back to the rank of the sample
+        rows --- all-to-all ------------- all-to-all           rows return to the rank of the sample
 
-    `features` tables of `rows` x `width` are spread over the ranks of the default process group. A call takes
-    ids, int64 of [batch, features] below `rows` and of the same batch on every rank, and returns their rows,
-    [batch, features, width] in the tables' dtype.
+    `features` tables of `rows` x `width` are distributed over the ranks of the default process group. A call
+    takes ids, int64 [batch, features] below `rows`, with the same batch size on every rank, and returns their
+    rows, [batch, features, width] in the tables' dtype.
 
-    Backward sends the rows' gradients the same way back and takes an optimizer step immediately, as the fused
-    optimizers of embedding libraries do: no gradient of a whole table exists. The optimizer is row-wise
-    Adagrad, with one number of state a row (mean squares of the row's gradients, summed).
+    Backward sends the rows' gradients back the same way and takes an optimizer step immediately, like the
+    fused optimizers of embedding libraries: gradients of whole tables never exist. The optimizer is row-wise
+    Adagrad, with one number of state per row (the sum of mean squares of the row's gradients).
 
     The tables are not parameters of any module: FSDP, DDP, the optimizer and `state_dict` do not see them.
-    They are made at the first forward, on the device of the ids, filled with zeros: so they are the same on
-    any number of ranks, and rows that are asked for learn.
+    The first forward creates them on the device of the ids, filled with zeros, so they are the same on any
+    number of ranks, and rows that are looked up learn.
     """
 
     def __init__(self, features: int, rows: int, width: int, dtype: torch.dtype) -> None:
@@ -132,12 +132,12 @@ class SparseTables:
 
     @property
     def own(self) -> Tensor | None:
-        """Return this rank's tables one below the other, [own features x rows, width]; None before use."""
+        """Return this rank's tables, concatenated: [own features x rows, width]; None before use."""
         return None if self._share is None else self._share.table
 
 
 class _Share:
-    """The tables of one rank, and the sizes in which it sends and receives."""
+    """The tables of one rank, and the sizes for its sends and receives."""
 
     def __init__(self, tables: SparseTables, device: torch.device) -> None:
         alone = not dist.is_available() or not dist.is_initialized()
@@ -151,25 +151,25 @@ class _Share:
             (self.own * tables.rows, tables.width), dtype=tables.dtype, device=device, requires_grad=False
         )
         self.squares = torch.zeros(self.own * tables.rows, device=device)
-        # The row at which each table of this rank begins.
+        # The first row of each table of this rank.
         self.offsets = (torch.arange(self.own, device=device) * tables.rows)[None, :, None]
         by_owner = [feature for part in owned for feature in part]
         place = {feature: index for index, feature in enumerate(by_owner)}
         self.by_owner = torch.tensor(by_owner, device=device)
         self.in_order = torch.tensor([place[feature] for feature in range(tables.features)], device=device)
-        # Autograd calls backward only of functions with an input that needs a gradient.
+        # Autograd calls backward only for functions with an input that requires a gradient.
         self.anchor = torch.zeros((), device=device, requires_grad=True)
 
     @torch.no_grad()
     def update(self, asked: Tensor, gradients: Tensor) -> None:
-        """Take one step of row-wise Adagrad: `asked` rows (some perhaps twice), with a gradient each."""
+        """Take one step of row-wise Adagrad on the rows `asked` (possibly repeated), with a gradient each."""
         gradients = gradients.float()
         self.squares.index_add_(0, asked, gradients.square().mean(dim=1))
         steps = SPARSE_LEARNING_RATE * (self.squares.index_select(0, asked) + _EPSILON).rsqrt()
         self.table.index_add_(0, asked, (gradients * steps.unsqueeze(1)).to(self.table.dtype), alpha=-1)
 
     def to_owners(self, parts: Tensor) -> Tensor:
-        """Send this rank's [features by owner, ...]; return [ranks, own features, ...] of all samples."""
+        """Send this rank's [features by owner, ...]; return [ranks, own features, ...] for all samples."""
         received = parts.new_empty((self.world_size * self.own, *parts.shape[1:]))
         _all_to_all(received, parts, [self.own] * self.world_size, self.sizes)
         return received.unflatten(0, (self.world_size, self.own))
@@ -182,11 +182,11 @@ class _Share:
 
 
 class _Exchange(torch.autograd.Function):
-    """A look-up in all ranks' tables, whose backward updates them."""
+    """Look-up in all ranks' tables; its backward updates the tables."""
 
     @staticmethod
     def forward(ctx: Any, share: _Share, anchor: Tensor, ids: Tensor) -> Tensor:
-        """Return the rows of `ids` [samples, features] from all ranks' tables."""
+        """Return the rows for `ids` [samples, features] from all ranks' tables."""
         asked = share.to_owners(ids.t().index_select(0, share.by_owner))
         asked = asked + share.offsets
         ctx.share = share
@@ -200,7 +200,7 @@ class _Exchange(torch.autograd.Function):
         (asked,) = ctx.saved_tensors
         by_owner = gradients[0].transpose(0, 1).index_select(0, share.by_owner)
         rows = share.to_owners(by_owner).flatten(0, 2)
-        # Each rank's loss is a mean over its own samples: the mean over all is a share of their sum.
+        # Each rank's loss is a mean over its own samples; the global mean is their sum divided by the ranks.
         share.update(asked.flatten(), rows / share.world_size)
         return None, torch.zeros_like(share.anchor), None
 

@@ -1,8 +1,8 @@
 """DHEN: a recommendation model of stacked interactions of feature embeddings (Zhang et al. 2022, 2203.11014).
 
-FLOPs: 6 a sample for each weight of a product that works on whole samples, 6 for each token and weight of one
-that works on tokens, 12 x tokens^2 x width for attention. The numbers' first layer needs no gradient of its
-input. Look-ups are not FLOPs.
+FLOPs: per sample 6 for each weight of a product on whole samples, 6 for each token and weight of a product on
+tokens, and 12 x tokens^2 x width for attention. The numbers' first layer needs no gradient of its input.
+Look-ups do not count.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from fsdpbench.workloads.inputs import Batch, Feed
 
 STATE_BYTES = 4
-"""Bytes of the sparse optimizer's state a row."""
+"""Bytes of the sparse optimizer's state per row."""
 
 
 @dataclass(frozen=True)
 class DHENShape:
     """The shape of a DHEN.
 
-    Fields: `tokens` that blocks work on, each `width` wide; `heads` of attention; `features`: categories of a
-    sample, a sparse table of `rows` each; `numbers` of a sample; `hidden`: width of the head's hidden layer;
-    `table_dtype`: of the sparse tables.
+    Fields: `tokens` in the blocks, each of size `width`; attention `heads`; `features`: categories per
+    sample, each with a sparse table of `rows`; `numbers` per sample; `hidden`: width of the head's hidden
+    layer; `table_dtype`: dtype of the sparse tables.
 
     Raises:
         ShapeError: a number is too small, heads do not divide the width, or `table_dtype` is unknown.
@@ -50,12 +50,12 @@ class DHENShape:
 
     @property
     def flat(self) -> int:
-        """Return the width of all tokens together."""
+        """Return the total width of all tokens."""
         return self.tokens * self.width
 
 
 class DHENWorkload(Shaped[DHENShape], SampleWorkload):
-    """A DHEN of one shape, with clicks as data; `parameters` are the dense ones, which FSDP shards."""
+    """A DHEN of one shape, with clicks as data. `parameters` counts dense ones, which FSDP shards."""
 
     family = "dhen"
     shape_type = DHENShape
@@ -86,7 +86,7 @@ class DHENWorkload(Shaped[DHENShape], SampleWorkload):
         return click_batches(feed, numbers=s.numbers, features=s.features, rows=s.rows)
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        # 2 a weight and position, attention in full. The numbers' first layer needs no input gradient.
+        # 2 per weight and position, attention in full. The numbers' first layer needs no input gradient.
         self.resolve_seq(seq)
         s, w = self.spec, self.spec.width
         numbers_in = 2 * s.numbers * 4 * w

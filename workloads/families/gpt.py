@@ -1,4 +1,4 @@
-"""The modules of GPT (`gpt_workload.py`).
+"""Modules of GPT (`gpt_workload.py`).
 
 tokens -> token embedding (+ position embedding) -> blocks.0 ... blocks.N-1 -> norm -> lm head -> logits
                                                      |
@@ -21,7 +21,7 @@ from fsdpbench.workloads.shape import WorkloadError, error_text
 
 
 class GPTAttention(nn.Module):
-    """Causal self-attention of [batch, seq, d_model]; one fused projection to queries, keys and values."""
+    """Causal self-attention of [batch, seq, d_model], with one projection for queries, keys and values."""
 
     def __init__(self, shape: GPTShape, output_std: float) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class GPTAttention(nn.Module):
         self.dropout = shape.dropout
         self.explicit = shape.attention == "explicit"
         if self.explicit:
-            # minGPT keeps its mask as numbers in every block: 4 seq^2 bytes each, on every rank.
+            # minGPT keeps a numeric mask in every block: 4 seq^2 bytes each, on every rank.
             mask = torch.empty(shape.max_seq, shape.max_seq)
             self.register_buffer("mask", mask, persistent=False)
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill the mask with 1 where a token may look."""
+        """Fill the mask with 1 for visible tokens."""
         if self.explicit:
             self.mask.fill_(1.0).tril_()
 
@@ -57,7 +57,7 @@ class GPTAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, _ = x.shape
-        # As many heads as this rank has: all of them, or its share under tensor parallelism.
+        # This rank's number of heads: all, or a subset with tensor parallelism.
         fused = self.qkv(x).view(batch, seq, 3, -1, self.head_width)
         query, key, value = (part.transpose(1, 2) for part in fused.unbind(2))
         mixed = self.attend(query, key, value)
@@ -66,7 +66,7 @@ class GPTAttention(nn.Module):
 
 
 class GPTFeedForward(nn.Module):
-    """The block's two-layer perceptron on [batch, seq, d_model]."""
+    """Two-layer perceptron of a block on [batch, seq, d_model]."""
 
     def __init__(self, shape: GPTShape, output_std: float) -> None:
         super().__init__()
@@ -80,12 +80,12 @@ class GPTFeedForward(nn.Module):
 
 
 class GPTBlock(CheckpointedBlock):
-    """Attention and feed-forward with their residual connections: the natural FSDP unit."""
+    """Attention and feed-forward with residual connections: the natural FSDP unit."""
 
     def __init__(self, shape: GPTShape, checkpointing: ActivationCheckpointing, index: int) -> None:
         super().__init__(checkpointing, index)
         self.random = shape.dropout > 0
-        # GPT-2 scales what flows into the residual stream by its number of contributions.
+        # GPT-2 scales outputs into the residual stream by the number of contributions.
         output_std = WEIGHT_STD / math.sqrt(2 * shape.layers)
         self.attention_norm = nn.LayerNorm(shape.d_model, bias=shape.bias)
         self.attention = GPTAttention(shape, output_std)
@@ -93,15 +93,15 @@ class GPTBlock(CheckpointedBlock):
         self.feed_forward = GPTFeedForward(shape, output_std)
 
     def transform(self, x: Tensor) -> Tensor:
-        """Compute [batch, seq, d_model] to the same."""
+        """Keep the shape [batch, seq, d_model]."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class GPT(ComputesTokenLoss, nn.Module):
-    """The model: `gpt(inputs)` gives logits, `gpt(inputs, targets)` the mean cross entropy.
+    """The model: `gpt(inputs)` returns logits, `gpt(inputs, targets)` the mean cross entropy.
 
-    Inputs and targets are int64 of shape [batch, seq], logits [batch, seq, vocab] in the parameters' dtype.
+    Inputs and targets are int64 [batch, seq], logits [batch, seq, vocab] in the parameters' dtype.
     """
 
     def __init__(self, shape: GPTShape, positions: int, checkpointing: ActivationCheckpointing) -> None:
@@ -117,7 +117,7 @@ class GPT(ComputesTokenLoss, nn.Module):
             self.lm_head.weight = self.token_embedding.weight
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Compute logits or the loss.
+        """Return the logits, or the loss with `targets`.
 
         Raises:
             WorkloadError: the sequence is longer than the learned positions.
@@ -131,5 +131,5 @@ class GPT(ComputesTokenLoss, nn.Module):
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
             x = block(x)
-        # A software profile may replace `token_loss` of this module (tests/sim/software/test_undone.py).
+        # Software profiles may replace `token_loss` in this module (tests/sim/software/test_undone.py).
         return self.logits_or_loss(self.final_norm(x), targets, self.fp32_loss, plain=token_loss)

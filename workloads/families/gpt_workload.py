@@ -1,8 +1,8 @@
-"""GPT: a decoder-only transformer in the manner of GPT-2 and GPT-3, pre-norm, GELU, fused QKV.
+"""GPT: a decoder-only transformer like GPT-2 and GPT-3, with pre-norm, GELU and fused QKV.
 
-FLOPs follow PaLM (Chowdhery et al. 2022, appendix B): a token costs 6 for each weight of a matrix product and
-12 x layers x d_model x seq for attention, counted in full although it is causal. The lm head is a matrix
-product and counts, the embedding lookup is not one and does not.
+FLOPs follow PaLM (Chowdhery et al. 2022, appendix B): per token 6 for each weight of a matrix product and
+12 x layers x d_model x seq for attention, in full although it is causal. The lm head is a matrix product and
+counts; the embedding lookup does not.
 """
 
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ ATTENTIONS = ("fused", "explicit")
 class GPTShape:
     """The shape of a GPT.
 
-    Fields: `vocab` entries; `tied`: the lm head shares the token embedding; `bias`: of linear layers and
-    norms (the lm head has none); `positions`: `learned` embeddings or `none`; `expansion`: feed-forward width
-    / d_model; `max_seq`: default sequence length, and the learned positions at it; `fp32_loss`: logits are
-    cast to fp32 before the loss, as most mixed precision training does (batch x seq x vocab x 4 B of
-    memory); `attention`: `fused` (one kernel), or `explicit` as minGPT and models before flash attention
-    write it, with the [seq, seq] weights in memory; `dropout`: of embeddings, attention, residuals.
+    Fields: `vocab` entries; `tied`: the lm head shares the token embedding; `bias`: in linear layers and
+    norms (never in the lm head); `positions`: `learned` embeddings or `none`; `expansion`: feed-forward width
+    / d_model; `max_seq`: default sequence length, and number of learned positions; `fp32_loss`: cast logits
+    to fp32 before the loss, as most mixed-precision training does (batch x seq x vocab x 4 B of memory);
+    `attention`: `fused` (one kernel), or `explicit` with the [seq, seq] weights in memory, as in minGPT and
+    models before flash attention; `dropout`: of embeddings, attention, residuals.
 
     Raises:
         ShapeError: a number is out of range, heads do not divide d_model, or a word is unknown.
@@ -66,7 +66,7 @@ class GPTWorkload(NextTokenWorkload[GPTShape]):
         return self.count_parameters(self.default_seq)
 
     def count_parameters(self, seq: int) -> int:
-        """Return the parameters of the model built for `seq` tokens: learned positions grow with it."""
+        """Return the number of parameters for `seq` tokens, which determines the learned positions."""
         s = self.spec
         norm = s.d_model * (2 if s.bias else 1)
         biases = (3 + 1 + s.expansion + 1) * s.d_model if s.bias else 0
@@ -99,7 +99,7 @@ class GPTWorkload(NextTokenWorkload[GPTShape]):
         )
 
     def arguments(self, seq: int | None) -> tuple[object, ...]:
-        return (self.spec, self.resolve_seq(seq))  # learned positions are of one length
+        return (self.spec, self.resolve_seq(seq))  # learned positions have one length
 
     def block_flops(self, layer: int, tokens: int, seq: int) -> BlockFlops:
         return replace(super().block_flops(layer, tokens, seq), ends_needed=self.spec.dropout > 0)

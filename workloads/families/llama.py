@@ -1,12 +1,12 @@
-"""The modules of Llama 2 and 3 (`llama_workload.py`).
+"""Modules of Llama 2 and 3 (`llama_workload.py`).
 
     tokens -> token embedding -> blocks.0 ... blocks.N-1 -> norm -> lm head -> logits
                                   |
        x + output(attention(rotate(query, key), value))  then  x + down(silu(gate) * up)
 
-Rotary positions turn each pair of a query's or key's elements by an angle that grows with the token's
-position. Their sines and cosines are computed once a forward and given to all blocks: a model without buffers
-needs nothing but `reset_parameters` after a build on `meta`.
+Rotary positions rotate each pair of a query's or key's elements by an angle proportional to the token's
+position. Each forward computes sines and cosines once and passes them to all blocks. Without buffers, the
+model needs only `reset_parameters` after a build on `meta`.
 """
 
 import math
@@ -26,7 +26,7 @@ _NORM_EPS = 1e-5
 
 
 def make_norm(shape: LlamaShape) -> nn.Module:
-    """Make an RMSNorm over d_model, fused or composed as the shape says."""
+    """Return an RMSNorm over d_model, fused or composed according to the shape."""
     if shape.norms == "composed":
         return DecoderNorm(shape.d_model, _NORM_EPS, offset=False, composed=True)
     return nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
@@ -63,7 +63,7 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaBlock(CheckpointedBlock):
-    """Attention and feed-forward with their residual connections: the natural FSDP unit."""
+    """Attention and feed-forward with residual connections: the natural FSDP unit."""
 
     def __init__(self, shape: LlamaShape, checkpointing: ActivationCheckpointing, index: int) -> None:
         super().__init__(checkpointing, index)
@@ -74,15 +74,15 @@ class LlamaBlock(CheckpointedBlock):
         self.feed_forward = DecoderFeedForward(shape.decoder, output_std)
 
     def transform(self, x: Tensor, *tables: Tensor) -> Tensor:
-        """Compute [batch, seq, d_model] to the same; `tables` of the rotary angles."""
+        """Keep the shape [batch, seq, d_model]; `tables` hold the rotary angles."""
         x = x + self.attention(self.attention_norm(x), *tables)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class Llama(ComputesTokenLoss, nn.Module):
-    """The model: `llama(inputs)` gives logits, `llama(inputs, targets)` the mean cross entropy.
+    """The model: `llama(inputs)` returns logits, `llama(inputs, targets)` the mean cross entropy.
 
-    Inputs and targets are int64 of shape [batch, seq], logits [batch, seq, vocab] in the parameters' dtype.
+    Inputs and targets are int64 [batch, seq], logits [batch, seq, vocab] in the parameters' dtype.
     """
 
     def __init__(self, shape: LlamaShape, checkpointing: ActivationCheckpointing) -> None:

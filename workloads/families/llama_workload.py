@@ -1,7 +1,7 @@
 """Llama 2 and 3: a decoder-only transformer with RMSNorm, SwiGLU, grouped queries and rotary positions.
 
-Touvron et al. 2023 (arXiv 2307.09288), Grattafiori et al. 2024 (arXiv 2407.21783). FLOPs as for GPT: a token
-costs 6 for each weight of a matrix product and 12 x layers x d_model x seq for attention, in full although it
+Touvron et al. 2023 (arXiv 2307.09288), Grattafiori et al. 2024 (arXiv 2407.21783). FLOPs as for GPT: per
+token 6 for each weight of a matrix product and 12 x layers x d_model x seq for attention, in full although it
 is causal.
 """
 
@@ -22,18 +22,18 @@ ROTARY = ("halves", "complex", "matrices")
 class LlamaShape:
     """The shape of a Llama.
 
-    Fields: `kv_heads`: heads of keys and values, each serves heads / kv_heads query heads; `d_ff`:
-    feed-forward width; `rope_theta`: base of the rotary angles; `tied`: the lm head shares the token
-    embedding; `max_seq`: default sequence length; `fp32_loss`: logits are cast to fp32 before the loss.
+    Fields: `kv_heads`: heads of keys and values, each for heads / kv_heads query heads; `d_ff`: feed-forward
+    width; `rope_theta`: base of the rotary angles; `tied`: the lm head shares the token embedding; `max_seq`:
+    default sequence length; `fp32_loss`: cast logits to fp32 before the loss.
 
-    How published code computed the same: `norms`: `fused`, torch's one kernel, or `composed` of operators in
-    fp32; `rotary`: `halves` in the model's dtype, `complex` numbers in fp32 (Meta's code, TorchTitan's) or
-    `matrices` of 2 x 2 in fp32 (foundation-model-stack's); `repeat_kv`: keys and values are copied for every
-    query head before attention.
+    Variants in published code: `norms`: `fused` (torch's one kernel), or `composed` of operators in fp32;
+    `rotary`: `halves` in the model's dtype, `complex` numbers in fp32 (Meta's code, TorchTitan's) or 2 x 2
+    `matrices` in fp32 (foundation-model-stack's); `repeat_kv`: copy keys and values for every query head
+    before attention.
 
     Raises:
-        ShapeError: a number is below 1, heads do not divide as they must, a head's width is odd, or a word is
-            unknown.
+        ShapeError: a number is below 1, heads are not divisible as required, a head's width is odd, or a word
+            is unknown.
     """
 
     layers: int
@@ -65,7 +65,7 @@ class LlamaShape:
 
     @property
     def decoder(self) -> DecoderShape:
-        """Return the decoder with the same layers."""
+        """Return the shape of a decoder with the same layers."""
         sizes = (self.layers, self.d_model, self.d_ff, self.heads, self.kv_heads, self.vocab)
         return DecoderShape(*sizes, tied=self.tied, max_seq=self.max_seq)
 

@@ -1,14 +1,14 @@
-"""The modules of RegNet-Y (`vision_workloads.py`).
+"""Modules of RegNet-Y (`vision_workloads.py`).
 
-    image -> stem -> blocks: stages of widths w1, w2, ..., the first of each halves the sides -> mean -> head
+    image -> stem -> blocks in stages of widths w1, w2, ...; the first of each halves sides -> mean -> head
 
     block:  1x1 to width -> 3x3 in groups -> squeeze, excite -> 1x1 -> + shortcut -> relu
 
-Blocks differ in size by a factor of 200 within one model: a hard case for FSDP, whose units are as uneven.
+Block sizes differ by a factor of 200 within one model: a hard case for FSDP, whose units are equally uneven.
 
-The batch norms use the statistics of the batch and keep no running ones: nothing here evaluates, buffers
-would take a broadcast under DDP, and recomputation would update them twice. They are not `nn.BatchNorm2d`,
-which PyTorch's FSDP1 takes out of its units into full-precision units: all systems see the same units.
+Batch norms use the statistics of the batch and keep no running statistics: nothing here evaluates, DDP would
+have to broadcast such buffers, and recomputation would update them twice. They are not `nn.BatchNorm2d`,
+which PyTorch's FSDP1 moves into separate full-precision units: so all systems have the same units.
 """
 
 import math
@@ -26,7 +26,7 @@ from fsdpbench.workloads.shape import CHANNELS
 
 
 class Convolution(nn.Conv2d):
-    """A convolution that keeps the sides (divided by its stride), with weights as ResNets draw them."""
+    """Convolution that keeps the sides (divided by its stride), with initial weights as in ResNets."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, bias: bool = False
@@ -41,9 +41,9 @@ class Convolution(nn.Conv2d):
 
 
 class BatchNorm(nn.Module):
-    """A norm of each channel of [batch, channels, height, width] by the statistics of the batch.
+    """Norm of each channel of [batch, channels, height, width] by the statistics of the batch.
 
-    Weights count in float32 at least, as cuDNN's half-precision kernel takes them.
+    Weights are at least float32, as cuDNN's half-precision kernel requires.
     """
 
     def __init__(self, channels: int) -> None:
@@ -61,7 +61,7 @@ class BatchNorm(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """A scaling of each channel by a weight that all channels' means decide."""
+    """Scaling of each channel by a weight computed from the means of all channels."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class RegNetBlock(CheckpointedBlock):
         self.leave_norm = BatchNorm(width)
 
     def transform(self, x: Tensor) -> Tensor:
-        """Compute [batch, inputs, side, side] to [batch, width, side / stride, side / stride]."""
+        """Return [batch, width, side / stride, side / stride] for [batch, inputs, side, side]."""
         hidden = F.relu(self.enter_norm(self.enter(x)), inplace=True)
         hidden = F.relu(self.grouped_norm(self.grouped(hidden)), inplace=True)
         hidden = self.leave_norm(self.leave(self.excitation(hidden)))
@@ -100,10 +100,10 @@ class RegNetBlock(CheckpointedBlock):
 
 
 class RegNet(nn.Module):
-    """The model: `regnet(images)` gives logits, `regnet(images, labels)` the mean cross entropy.
+    """The model: `regnet(images)` returns logits, `regnet(images, labels)` the mean cross entropy.
 
-    Images are floating point of shape [batch, 3, image, image], labels int64 of [batch], logits [batch,
-    classes] in the parameters' dtype.
+    Images are floating-point [batch, 3, image, image], labels int64 [batch], logits [batch, classes] in the
+    parameters' dtype.
     """
 
     def __init__(self, shape: RegNetShape, checkpointing: ActivationCheckpointing) -> None:

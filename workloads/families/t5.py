@@ -1,13 +1,13 @@
-"""The modules of T5 (`t5_workload.py`).
+"""Modules of T5 (`t5_workload.py`).
 
     source tokens -> embedding -> encoder.blocks.0 ... N-1 -> norm -+
-                         | shared                                    | what the decoder attends to
+                         | shared                                    | read by the decoder's attention
     target tokens -> embedding -> decoder.blocks.0 ... N-1 -> norm --+-> lm head -> logits
 
-Each stack learns one bias a head for each bucket of distances between two tokens, added to the scores of its
-self-attention; it is computed once a forward and given to all blocks. Attention scores are not scaled: the
-initialisation is. The original (1.0) has a ReLU feed-forward and shares its embedding with the lm head;
-version 1.1 has a gated GELU and a head of its own (Shazeer 2020; Hugging Face's `t5-v1_1-*`).
+Each stack learns one bias per head for each bucket of distances between two tokens. It is added to the scores
+of self-attention; each forward computes it once and passes it to all blocks. Attention scores are not scaled;
+their initialisation is. The original (1.0) has a ReLU feed-forward and shares its embedding with the lm head.
+Version 1.1 has a gated GELU and a separate head (Shazeer 2020; Hugging Face's `t5-v1_1-*`).
 """
 
 import math
@@ -25,15 +25,15 @@ from fsdpbench.workloads.losses import ComputesTokenLoss
 
 _NORM_EPS = 1e-6
 _FARTHEST = 128
-"""Distances from here on share the last bucket."""
+"""Distances from this one on share the last bucket."""
 
 
 def distance_buckets(queries: int, keys: int, buckets: int, *, causal: bool, device: torch.device) -> Tensor:
     """Return the bucket of each pair of tokens, int64 of [queries, keys].
 
-    Half the buckets of a direction hold one distance each, the others ever wider ranges of them, up to
-    `_FARTHEST` (Raffel et al. 2020, section 2.1). An encoder gives half of its buckets to each direction, a
-    decoder looks back only.
+    Half of a direction's buckets hold one distance each, the others increasingly wide ranges, up to
+    `_FARTHEST` (Raffel et al. 2020, section 2.1). An encoder uses half of its buckets for each direction; a
+    decoder only looks back.
     """
     key = torch.arange(keys, device=device)[None, :]
     query = torch.arange(queries, device=device)[:, None]
@@ -49,7 +49,7 @@ def distance_buckets(queries: int, keys: int, buckets: int, *, causal: bool, dev
 
 
 class PositionBias(nn.Module):
-    """A learned bias of self-attention, [1, heads, queries, keys]; a decoder's hides later tokens."""
+    """Learned bias of self-attention, [1, heads, queries, keys]; a decoder's masks later tokens."""
 
     def __init__(self, shape: T5Shape, causal: bool) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class T5Attention(nn.Module):
         self.head_width = shape.d_kv
         self.fused = shape.attention == "fused"
         self.dropout = shape.dropout
-        # Queries take the scale of the scores, which are not divided by sqrt(d_kv).
+        # The query weights include the scale of the scores, which are not divided by sqrt(d_kv).
         self.query = Projection(shape.d_model, shape.inner, False, (shape.d_model * shape.d_kv) ** -0.5)
         self.key = Projection(shape.d_model, shape.inner, False, shape.d_model**-0.5)
         self.value = Projection(shape.d_model, shape.inner, False, shape.d_model**-0.5)
@@ -83,7 +83,7 @@ class T5Attention(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         memory = x if memory is None else memory
-        # As many heads as this rank has: all of them, or its share under tensor parallelism.
+        # This rank's number of heads: all, or a subset with tensor parallelism.
         query, key, value = (
             projected.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for projected in (self.query(x), self.key(memory), self.value(memory))
@@ -102,7 +102,7 @@ class T5Attention(nn.Module):
 
 
 class T5FeedForward(nn.Module):
-    """The block's perceptron on [batch, seq, d_model], gated or not."""
+    """Perceptron of a block on [batch, seq, d_model], gated or not."""
 
     def __init__(self, shape: T5Shape) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class T5FeedForward(nn.Module):
 
 
 class _Block(CheckpointedBlock):
-    """Self-attention, in a decoder attention to the encoder's output, and feed-forward: an FSDP unit."""
+    """Self-attention, a decoder's attention to the encoder's output, and feed-forward: an FSDP unit."""
 
     decodes: ClassVar[bool]
 
@@ -138,10 +138,10 @@ class _Block(CheckpointedBlock):
         self.position_bias = PositionBias(shape, self.decodes) if shape.bias_each_layer else None
 
     def transform(self, x: Tensor, length: int, bias: Tensor | None, encoded: Tensor | None = None) -> Tensor:
-        """Compute [batch, seq, d_model] to the same.
+        """Keep the shape [batch, seq, d_model].
 
-        `length`: tokens of the whole source or target. `bias`: that of the stack, None where the block has
-        one. `encoded`: in a decoder the encoder's output, [batch, source, d_model].
+        `length`: tokens in the whole source or target. `bias`: the stack's, or None if the block has its own.
+        `encoded`: for a decoder, the encoder's output, [batch, source, d_model].
         """
         if self.position_bias is not None:
             bias = self.position_bias(length, x.device)
@@ -164,7 +164,7 @@ class T5DecoderBlock(_Block):
 
 
 class T5Stack(nn.Module):
-    """The encoder or the decoder: blocks with one position bias, and a norm after the last."""
+    """Encoder or decoder: blocks with one position bias, and a norm after the last block."""
 
     def __init__(self, shape: T5Shape, block: type[_Block], checkpointing: ActivationCheckpointing) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class T5Stack(nn.Module):
         self.final_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
 
     def forward(self, x: Tensor, length: int, *context: Tensor) -> Tensor:
-        # `length` is of the whole sequence, of which a rank has a share under tensor parallelism.
+        # `length` is that of the whole sequence, of which a rank has a part with tensor parallelism.
         bias = None if self.position_bias is None else self.position_bias(length, x.device)
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
@@ -183,16 +183,16 @@ class T5Stack(nn.Module):
 
 
 class T5(ComputesTokenLoss, nn.Module):
-    """The model: `t5(source, target_inputs)` gives logits, with `targets` the mean cross entropy.
+    """The model: `t5(source, target_inputs)` returns logits, with `targets` the mean cross entropy.
 
-    All are int64: source of shape [batch, source], target inputs (the targets one token earlier, after a
-    start token) and targets [batch, target]; logits are [batch, target, vocab] in the parameters' dtype.
+    All inputs are int64: source [batch, source], target inputs (the targets shifted by a start token) and
+    targets [batch, target]. Logits are [batch, target, vocab] in the parameters' dtype.
     """
 
     def __init__(self, shape: T5Shape, checkpointing: ActivationCheckpointing) -> None:
         super().__init__()
         self.fp32_loss = shape.fp32_loss
-        # A shared embedding has rows of unit variance; the logits are scaled down in return.
+        # A shared embedding has rows of unit variance, so the logits are scaled down.
         self.logit_scale = shape.d_model**-0.5 if shape.tied else 1.0
         self.token_embedding = Lookup(shape.vocab, shape.d_model, std=1.0)
         self.encoder = T5Stack(shape, T5EncoderBlock, checkpointing)

@@ -1,8 +1,8 @@
 """T5: an encoder-decoder transformer with relative position bias (Raffel et al. 2020).
 
-FLOPs as for the other families: a token costs 6 for each weight of a matrix product that it passes through,
-and attention 12 x heads x d_kv a pair of tokens and layer, in full although the decoder's is causal. The
-decoder's cross-attention takes its keys and values of the source's tokens.
+FLOPs as for the other families: per token 6 for each weight of a matrix product that it passes through; for
+attention 12 x heads x d_kv per pair of tokens and layer, in full although the decoder's is causal. The
+decoder's cross-attention computes keys and values from the source's tokens.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ ATTENTIONS = ("fused", "explicit")
 class T5Shape:
     """The shape of a T5.
 
-    Fields: `layers` of the encoder, and as many of the decoder; `d_kv`: width of a head, heads x d_kv need
-    not be d_model; `gated`: the feed-forward is GELU(gate) x up instead of ReLU(up); `tied`: the lm head
-    shares the token embedding; `buckets` of distances; `bias_each_layer`: every block has a position bias
-    of its own, as UMT5's (Chung et al. 2023); `max_seq`: default length of source and target each;
-    `attention`: `fused` gives the bias to `scaled_dot_product_attention`, `explicit` computes scores, softmax
-    (in fp32) and mixture one after another with the scores in memory, as Hugging Face's T5 does; `dropout`:
-    of embeddings, attention weights, hidden layers and residuals; `fp32_loss`: logits are fp32 in the loss.
+    Fields: `layers` of the encoder, and of the decoder; `d_kv`: width of a head (heads x d_kv may differ from
+    d_model); `gated`: the feed-forward is GELU(gate) x up instead of ReLU(up); `tied`: the lm head shares the
+    token embedding; `buckets` of distances; `bias_each_layer`: every block has its own position bias, as in
+    UMT5 (Chung et al. 2023); `max_seq`: default length of source and of target; `attention`: `fused` passes
+    the bias to `scaled_dot_product_attention`, `explicit` computes scores, softmax (in fp32) and the product
+    with values separately, with the scores in memory, as in Hugging Face's T5; `dropout`: of embeddings,
+    attention weights, hidden layers and residuals; `fp32_loss`: logits are fp32 in the loss.
 
     Raises:
         ShapeError: a number is out of range, buckets are not a multiple of 4, or `attention` is unknown.
@@ -59,12 +59,12 @@ class T5Shape:
 
     @property
     def inner(self) -> int:
-        """Return the width of all heads together."""
+        """Return the total width of all heads."""
         return self.heads * self.d_kv
 
     @property
     def attention_weights(self) -> int:
-        """Return the weights of one attention: queries, keys, values and output."""
+        """Return the number of weights of one attention: queries, keys, values and output."""
         return 4 * self.d_model * self.inner
 
     @property
@@ -76,9 +76,9 @@ FAMILY = "t5"
 
 
 class T5Workload(Shaped[T5Shape], TokenWorkload):
-    """A T5 of one shape: the encoder reads `seq` tokens, the decoder predicts the `seq` tokens after them.
+    """A T5 of one shape: the encoder reads `seq` tokens, the decoder predicts the next `seq` tokens.
 
-    That is prefix language modelling (Raffel et al. 2020, section 3.2.1), which any text serves for.
+    This is prefix language modelling (Raffel et al. 2020, section 3.2.1), for which any text is suitable.
     """
 
     family = FAMILY
@@ -137,7 +137,7 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
         return pair_batches(feed, vocab=self.spec.vocab, seq=self.resolve_seq(seq))
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        # 2 a token and weight of either stack, attention in full; a decoder's block attends twice.
+        # 2 per token and weight of each stack, attention in full; a decoder block has two attentions.
         s, seq = self.spec, self.resolve_seq(seq)
         tokens = batch * seq
         attention = (2 * tokens * s.d_model * s.inner,) * 4
@@ -151,5 +151,5 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
         return ForwardFlops(stacks, rest=head, head=head)
 
     def tokens(self, batch: int, seq: int | None = None) -> int:
-        """Return the source and target tokens of one microbatch."""
+        """Return the number of source and target tokens in one microbatch."""
         return 2 * batch * self.resolve_seq(seq)

@@ -1,12 +1,12 @@
-"""The vision families' shapes and workloads.
+"""Shapes and workloads of the vision families.
 
-RegNet-Y: a convolutional network of grouped convolutions with squeeze and excitation (Radosavovic 2020).
-FLOPs: 2 for each multiplication of a convolution, three times over (forward, and backward to inputs and to
-weights); the stem's input needs no gradient.
+RegNet-Y: a network of grouped convolutions with squeeze and excitation (Radosavovic 2020). FLOPs: 2 per
+multiplication of a convolution, three times (forward, and backward to inputs and to weights); the stem's
+input needs no gradient.
 
-DeepViT: a vision transformer whose attention maps are mixed across heads (Zhou et al. 2021, 2103.11886).
-FLOPs: a token costs 6 for each weight of a matrix product, 12 x layers x d_model x tokens for attention, and
-6 x layers x heads^2 x tokens for mixing; the patches' input needs no gradient.
+DeepViT: a vision transformer that mixes attention maps across heads (Zhou et al. 2021, 2103.11886). FLOPs:
+per token 6 for each weight of a matrix product, 12 x layers x d_model x tokens for attention, and 6 x layers
+x heads^2 x tokens for mixing; the patches' input needs no gradient.
 """
 
 import re
@@ -18,7 +18,7 @@ from fsdpbench.workloads.shape import CHANNELS, ShapeError, check_divides, check
 
 
 def _numbers(field: str, text: str) -> list[int]:
-    """Read `32-64` as numbers. Raise `ShapeError` if it is no such list of numbers from 1."""
+    """Parse `32-64` as numbers. Raise `ShapeError` unless the text is a list of numbers of at least 1."""
     parts = str(text).split("-")
     if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
         raise ShapeError(
@@ -28,7 +28,7 @@ def _numbers(field: str, text: str) -> list[int]:
 
 
 def _halved(side: int) -> int:
-    """Return the side after a 3x3 convolution of stride 2 (or 1x1), padded to keep it."""
+    """Return the side after a 3x3 convolution with stride 2 (or 1x1) and padding."""
     return (side - 1) // 2 + 1
 
 
@@ -37,9 +37,8 @@ class RegNetShape:
     """The shape of a RegNet-Y.
 
     Fields: `widths` and `depths`: channels and blocks of each stage, as in `32-64-128`; `group_width`:
-    channels a group of the 3x3 convolutions; `stem`: channels of the first convolution; `squeeze`: the
-    excitation's hidden width is the block's input width divided by it; `image`: pixels along a side;
-    `classes`.
+    channels per group of the 3x3 convolutions; `stem`: channels of the first convolution; `squeeze`: the
+    block's input width divided by the excitation's hidden width; `image`: pixels per side; `classes`.
 
     Raises:
         ShapeError: a number is below 1, widths and depths differ in count, or groups do not divide a width.
@@ -70,7 +69,7 @@ class RegNetShape:
                 )
 
     def blocks(self) -> "Iterator[BlockShape]":
-        """Yield the blocks' shapes, in order."""
+        """Yield the shapes of the blocks in order."""
         inputs, side = self.stem, _halved(self.image)
         for width, depth in zip(
             _numbers("widths", self.widths), _numbers("depths", self.depths), strict=True
@@ -84,8 +83,8 @@ class RegNetShape:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """A block: channels in and out, groups, hidden width of the excitation, pixels along an input's side, and
-    the stride of its 3x3 convolution."""
+    """A block: input and output channels, groups, hidden width of the excitation, pixels per side of the
+    input, and the stride of its 3x3 convolution."""
 
     inputs: int
     width: int
@@ -96,7 +95,7 @@ class BlockShape:
 
     @property
     def has_projection(self) -> bool:
-        """Return whether the shortcut needs a convolution of its own."""
+        """Return whether the shortcut needs a convolution."""
         return self.stride > 1 or self.inputs != self.width
 
     @property
@@ -108,7 +107,7 @@ class BlockShape:
 
     @property
     def forward_flops(self) -> tuple[int, ...]:
-        """Return the FLOPs of each convolution of one image's forward pass, in order."""
+        """Return the FLOPs of each convolution in one image's forward, in order."""
         pixels = self.side**2
         pixels_out = _halved(self.side) ** 2 if self.stride == 2 else pixels
         enter = pixels * self.inputs * self.width
@@ -137,7 +136,7 @@ class RegNetWorkload(VisionWorkload[RegNetShape]):
         return stem + sum(block.parameters for block in blocks) + (blocks[-1].width + 1) * s.classes
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        # 2 a weight and pixel. The stem's input needs no gradient.
+        # 2 per weight and pixel. The stem's input needs no gradient.
         self.resolve_seq(seq)
         s, blocks = self.spec, list(self.spec.blocks())
         stem = 2 * batch * _halved(s.image) ** 2 * 9 * CHANNELS * s.stem
@@ -153,11 +152,11 @@ class RegNetWorkload(VisionWorkload[RegNetShape]):
 class DeepViTShape:
     """The shape of a DeepViT.
 
-    Fields: `patch`: pixels along a patch's side; `image`: along the image's; `expansion`: feed-forward width
-    / d_model; `classes`.
+    Fields: `patch`: pixels per side of a patch; `image`: pixels per side of the image; `expansion`:
+    feed-forward width / d_model; `classes`.
 
     Raises:
-        ShapeError: a number is below 1, heads do not divide d_model, or patches the image.
+        ShapeError: a number is below 1, heads do not divide d_model, or patches do not divide the image.
     """
 
     layers: int
@@ -179,7 +178,7 @@ class DeepViTShape:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of an image: its patches and the class token."""
+        """Return the number of tokens of an image: its patches and the class token."""
         return self.patches + 1
 
 
@@ -202,7 +201,7 @@ class DeepViTWorkload(VisionWorkload[DeepViTShape]):
         return s.layers * block + tokens + 2 * s.d_model + (s.d_model + 1) * s.classes
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        # 2 a token and weight, attention in full. The patch embedding's input needs no gradient.
+        # 2 per token and weight, attention in full. The patch embedding's input needs no gradient.
         self.resolve_seq(seq)
         s = self.spec
         tokens = batch * s.tokens

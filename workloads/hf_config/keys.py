@@ -1,4 +1,4 @@
-"""The keys of a configuration file: read as typed values, each accounted for, and parts that models share."""
+"""Reader of a configuration file's keys, typed and each accounted for, and parts that models share."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,18 +17,18 @@ _WORDS = table_beside(__file__, "words.toml")
 ACTIVATIONS: Mapping[str, str] = _WORDS["activations"]
 _ROPE_FIELDS: Mapping[str, Mapping[str, str]] = _WORDS["rope"]
 DEFAULTS: Mapping[str, JsonObject] = _WORDS["defaults"]
-"""What T5's own code takes for keys that a file lacks, by model type."""
+"""Defaults of T5's own code for keys that a file lacks, by model type."""
 _EMPTY_IS_NONE = ("pruned_heads",)
 _WITH_LANGUAGE_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
 _EXPANDED = ("mxfp4", "fp8", "compressed-tensors")
-"""Formats of published checkpoints that are trained after they were expanded to bf16, as the same model."""
+"""Formats of published checkpoints that are expanded to bf16 for training, as the same model."""
 
 
 class Keys:
-    """The keys of one configuration, and which of them have been read.
+    """The keys of one configuration, with a record of which have been read.
 
     Raises:
-        ShapeError: from each method, for a value of another type; it names key and value.
+        ShapeError: from each method, for a value of a wrong type; it names key and value.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -41,12 +41,12 @@ class Keys:
         return self._config.get(key) is not None
 
     def raw(self, key: str, missing: Any = None) -> Any:
-        """Return the value as it is, null included; `missing` where the key is absent."""
+        """Return the raw value, which may be null, or `missing` if the key is absent."""
         self._read.add(key)
         return self._config.get(key, missing)
 
     def whole(self, key: str, missing: int, null: int | None = None) -> int:
-        """Return a whole number from 0; null counts as `null`, or as `missing` without one."""
+        """Return a whole number of at least 0; null means `null`, or `missing` if that is None."""
         value = self.raw(key, missing)
         if value is None:
             return missing if null is None else null
@@ -55,11 +55,11 @@ class Keys:
         return value
 
     def number(self, key: str, missing: float, null: float | None = None) -> float:
-        """Return a finite number from 0; null counts as `null`, or as `missing` without one."""
+        """Return a finite number of at least 0; null means `null`, or `missing` if that is None."""
         return self.as_number(key, self.raw(key, missing), missing if null is None else null)
 
     def as_number(self, key: str, value: Any, null: float) -> float:
-        """Return `value`, found at `key`, as a finite number from 0; None counts as `null`."""
+        """Return `value`, found at `key`, as a finite number of at least 0; None means `null`."""
         if value is None:
             return null
         fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
@@ -68,7 +68,7 @@ class Keys:
         return float(value)
 
     def flag(self, key: str, missing: bool) -> bool:
-        """Return true or false; null counts as false."""
+        """Return true or false; null means false."""
         value = self.raw(key, missing)
         if value is None:
             return False
@@ -77,13 +77,13 @@ class Keys:
         return value
 
     def of_its_type(self, key: str, missing: Any, null: Any = None) -> int | float | bool:
-        """Return what the type of `missing` asks for: a flag, a whole number, or a number."""
+        """Return the value with the type of `missing`: a flag, a whole number, or a number."""
         if isinstance(missing, bool):
             return self.flag(key, missing)
         return self.whole(key, missing, null) if isinstance(missing, int) else self.number(key, missing, null)
 
     def word(self, key: str, missing: str, among: Mapping[str, str]) -> str:
-        """Return the translation of the value, which must be one of the words of `among`."""
+        """Return the translation of the value, which must be a key of `among`."""
         value = self.raw(key, missing)
         value = missing if value is None else value
         if not isinstance(value, str) or value not in among:
@@ -91,7 +91,7 @@ class Keys:
         return among[value]
 
     def must_be(self, key: str, *accepted: Any) -> None:
-        """Refuse any value but these; a missing key has the first of them."""
+        """Raise an error for any other value; a missing key has the first of these values."""
         value = self.raw(key, accepted[0])
         if value not in accepted:
             raise self.refusal(key, value)
@@ -108,11 +108,11 @@ class Keys:
         return value
 
     def ignore(self, *keys: str) -> None:
-        """Accept keys that add nothing to other keys or to the model's code."""
+        """Accept keys that repeat other keys or do not affect the model's code."""
         self._read.update(keys)
 
     def finish(self) -> None:
-        """Refuse the first key that was not read and that may change the model."""
+        """Raise an error for the first unread key that may affect the model."""
         self.check_checkpoint()
         for key, value in self._config.items():
             if key in self._read or key in HARMLESS or value is None or value is False:
@@ -122,7 +122,7 @@ class Keys:
             raise self.refusal(key, value)
 
     def check_checkpoint(self) -> None:
-        """Refuse a checkpoint in few bits, or of a class without a language head: that is another model."""
+        """Raise `ShapeError` for a quantised checkpoint or a class without a language head: other models."""
         table = self.table("quantization_config")
         if table is not None and table.get("quant_method") not in _EXPANDED:
             raise ShapeError(error_text("keys.quantized", _shown(table)))
@@ -134,11 +134,11 @@ class Keys:
                 raise ShapeError(error_text("keys.no_head", _shown(names)))
 
     def misfit(self, key: str, value: Any, wanted: str) -> ShapeError:
-        """Return the error for a value of another kind."""
+        """Return the error for a value of a wrong type."""
         return ShapeError(f"key {key} is {_shown(value)}: it must be {wanted}")
 
     def refusal(self, key: str, value: Any) -> NotBuiltError:
-        """Return the error for a part of a model that is not built."""
+        """Return the error for a part of a model that is not supported."""
         return NotBuiltError(
             key,
             error_text("keys.not_built", key, _shown(value), self.model_type),
@@ -151,7 +151,7 @@ def _shown(value: Any) -> str:
 
 
 def shortest_period(letters: Iterable[str]) -> str:
-    """Return the shortest text that, repeated and cut, gives `letters`."""
+    """Return the shortest text whose repetition begins with `letters`."""
     text = "".join(letters)
     for length in range(1, len(text) + 1):
         if all(text[index] == text[index % length] for index in range(length, len(text))):
@@ -160,19 +160,19 @@ def shortest_period(letters: Iterable[str]) -> str:
 
 
 DEFAULT_SEQ = 4096
-"""Tokens a sample where no length is given: models are not trained at their longest context."""
+"""Default number of tokens per sample: models are rarely trained at their longest context."""
 _ORIGINAL = "original_max_position_embeddings"
 _LETTERS = {"full_attention": "F", "sliding_attention": "S"}
 
 
 def common_shape(keys: Keys, defaults: JsonObject) -> dict[str, ShapeValue]:
-    """Read sizes, biases, norm and dropout of a decoder; `defaults`: the model's own, by key of the file."""
+    """Read a decoder's sizes, biases, norm and dropout; `defaults`: the model's, by key of the file."""
     heads = keys.whole("num_attention_heads", defaults["num_attention_heads"])
     d_model = keys.whole("hidden_size", defaults["hidden_size"])
     if not heads or not d_model:
         raise ShapeError("keys num_attention_heads and hidden_size must be at least 1")
     layers = keys.whole("num_hidden_layers", defaults["num_hidden_layers"])
-    check_layers(layers, "num_hidden_layers")  # before patterns are made, a letter a layer
+    check_layers(layers, "num_hidden_layers")  # before making patterns with one letter per layer
     attention_bias = keys.flag("attention_bias", False)
     longest = keys.whole("max_position_embeddings", defaults["max_position_embeddings"])
     keys.must_be("is_encoder_decoder", False)
@@ -198,7 +198,7 @@ def common_shape(keys: Keys, defaults: JsonObject) -> dict[str, ShapeValue]:
 def layer_pattern(
     keys: Keys, layers: int, window: int | None, slides: Callable[[int], bool]
 ) -> dict[str, ShapeValue]:
-    """Read `window` and `layer_pattern`: of `layer_types` where it is given, else by `slides(layer)`."""
+    """Read `window` and `layer_pattern` from `layer_types` if given, otherwise from `slides(layer)`."""
     kinds = keys.raw("layer_types")
     if kinds is None:
         letters = "".join("S" if window and slides(layer) else "F" for layer in range(layers))
@@ -218,15 +218,15 @@ def layer_pattern(
 def rope_shape(
     keys: Keys, theta: float, standard: JsonObject | None = None, *, partial: float | None = None
 ) -> dict[str, ShapeValue]:
-    """Read `rope_theta` and `rope`, of `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`.
+    """Read `rope_theta` and `rope`, from `rope_parameters` (transformers 5) or older keys.
 
-    `standard`: the scaling of a model that names none; `partial`: the share of a head that is turned, where
-    the model has such a key.
+    `standard`: the scaling if the file names none; `partial`: the default rotated share of a head, if the
+    model has such a key.
     """
     newer, older = keys.table("rope_parameters"), keys.table("rope_scaling")
     given = dict(newer or older or standard or {})
     if partial is not None:
-        # The key inside the table comes first, as in transformers.
+        # The key inside the table has precedence, as in transformers.
         outer = keys.number("partial_rotary_factor", partial)
         share = keys.as_number("partial_rotary_factor", given.pop("partial_rotary_factor", None), outer)
     theta = keys.number("rope_theta", theta)
@@ -236,7 +236,7 @@ def rope_shape(
 
 
 def longrope_shape(keys: Keys) -> dict[str, ShapeValue]:
-    """Read the same of Phi 3 and 4, whose long contexts stretch each pair by a factor of its own."""
+    """Read the same for Phi 3 and 4, whose long contexts scale each pair by its own factor."""
     given = keys.table("rope_parameters") or keys.table("rope_scaling") or {}
     kind = given.get("rope_type") or given.get("type")
     if kind not in ("longrope", "su"):
@@ -268,10 +268,10 @@ def _numbers(keys: Keys, key: str, value: Any) -> tuple[float, ...]:
 
 
 def read_rope(keys: Keys, given: JsonObject) -> Rope:
-    """Read a table of `rope_parameters` without its theta; `given` is emptied on the way.
+    """Parse a table of `rope_parameters` without its theta; modifies `given`.
 
     Raises:
-        ShapeError: its type or a key is not built.
+        ShapeError: its type or one of its keys is not supported.
     """
     kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
     given.pop("type", None)

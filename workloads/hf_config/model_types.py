@@ -1,6 +1,6 @@
-"""Model types of Hugging Face's configuration files: the reader of each one's keys, and the translation.
+"""Model types of Hugging Face's configuration files: a reader of the keys of each, and the translation.
 
-A reader returns the shape of a family of ours as the published code of the model makes it of the keys.
+A reader returns the shape of one of our families, as the model's published code derives it from the keys.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class DecoderType:
-    """A model type of decoders: a table of `decoders.toml`, which says what each field means."""
+    """A model type of decoders: a table of `decoders.toml`, which documents the fields."""
 
     keys: Values = field(default_factory=dict)
     like: str = ""
@@ -65,7 +65,7 @@ DECODERS: Mapping[str, DecoderType] = {
 
 
 def decoder(keys: Keys, of: DecoderType) -> Values:
-    """Read the keys of a decoder of this type. Raises `ShapeError`."""
+    """Read the keys of a decoder of type `of`. Raises `ShapeError`."""
     for key, accepted in of.must.items():
         keys.must_be(key, *accepted, None)
     keys.ignore(*of.ignore)
@@ -89,7 +89,7 @@ def decoder(keys: Keys, of: DecoderType) -> Values:
 
 
 def _sliding(keys: Keys, of: DecoderType, layers: int) -> Values:
-    """Read which of the layers slide, and over how many tokens."""
+    """Read which layers slide, and over how many tokens."""
     window = keys.whole("sliding_window", of.window or 0, null=0)
     on = keys.flag("use_sliding_window", False) if of.switched else True
     first, period = 0, 1
@@ -107,7 +107,7 @@ def _sliding(keys: Keys, of: DecoderType, layers: int) -> Values:
 
 
 def _experts_by_either_name(keys: Keys, second: str, first: str, missing: int) -> int:
-    """Read how many experts there are from a key and a second name of it, which must agree."""
+    """Read the number of experts from a key and its second name, which must agree."""
     experts = keys.whole(first, keys.whole(second, missing))
     again = keys.whole(second, experts)
     if again != experts:
@@ -116,7 +116,7 @@ def _experts_by_either_name(keys: Keys, second: str, first: str, missing: int) -
 
 
 def _sparse_layers(keys: Keys, layers: int, experts: int) -> str:
-    """Read the pattern of mixtures: every `decoder_sparse_step`-th layer, except listed ones."""
+    """Read the pattern of mixtures: every `decoder_sparse_step`-th layer, except listed layers."""
     step, dense = keys.whole("decoder_sparse_step", 1) or 1, keys.raw("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise keys.misfit("mlp_only_layers", dense, "a list of layers")
@@ -126,7 +126,7 @@ def _sparse_layers(keys: Keys, layers: int, experts: int) -> str:
 
 
 def _gemma3_rope(keys: Keys) -> Values:
-    """Read Gemma 3's rotary positions: full layers may be scaled, sliding ones have a theta of their own."""
+    """Read Gemma 3's rotary positions: full layers may be scaled, sliding layers have their own theta."""
     by_layer = keys.table("rope_parameters") or {}
     local_theta = keys.number("rope_local_base_freq", 10000.0)
     if "full_attention" not in by_layer:
@@ -147,7 +147,7 @@ _ROPES: Mapping[str, Callable[[Keys], Values]] = {"longrope": longrope_shape, "b
 
 
 def gpt2(keys: Keys) -> Values:
-    """Read GPT-2: learned positions, as many as `n_positions`."""
+    """Read GPT-2, which has `n_positions` learned positions."""
     d_model, inner = keys.whole("n_embd", 768), keys.whole("n_inner", 0)
     if inner and (not d_model or inner % d_model):
         raise keys.misfit("n_inner", inner, f"null, or a multiple of n_embd, {d_model}")
@@ -160,9 +160,9 @@ def gpt2(keys: Keys) -> Values:
     keys.must_be("scale_attn_by_inverse_layer_idx", False)
     keys.must_be("reorder_and_upcast_attn", False)
     keys.must_be("add_cross_attention", False)
-    # Our GPTs compute GELU itself, by one kernel as its approximation by tanh would be.
+    # Our GPTs compute exact GELU, with one kernel like its tanh approximation.
     keys.must_be("activation_function", "gelu_new", "gelu", "gelu_pytorch_tanh")
-    # What the predecessor had; and summaries: heads of other tasks.
+    # Keys of GPT-2's predecessor, and keys of summaries, the heads for other tasks.
     keys.ignore("n_ctx", "n_special", "predict_special_tokens", *(f"summary_{name}" for name in _SUMMARY))
     return {
         "layers": keys.whole("n_layer", 12),
@@ -182,12 +182,12 @@ _FEED_FORWARDS = {"relu": "", "gated-gelu": "gated"}
 
 def umt5(keys: Keys) -> Values:
     """Read UMT5: mT5 with a position bias in every layer."""
-    keys.ignore("scalable_attention")  # the trainer wrote it, and no code reads it
+    keys.ignore("scalable_attention")  # written by the trainer and read by no code
     return {**t5(keys, DEFAULTS["mt5"] | {"tie_word_embeddings": True}), "bias_each_layer": True}
 
 
 def t5(keys: Keys, defaults: Values) -> Values:
-    """Read T5, T5 1.1, Flan-T5, or mT5 (T5 1.1 with the words of 101 languages), each with its defaults."""
+    """Read T5, T5 1.1, Flan-T5, or mT5 (T5 1.1 with a vocabulary of 101 languages), with their defaults."""
     layers = keys.whole("num_layers", defaults["num_layers"])
     decoder_layers = keys.whole("num_decoder_layers", layers)
     if decoder_layers != layers:
@@ -220,26 +220,26 @@ MODEL_TYPES: Mapping[str, tuple[str, Reader]] = {
     "umt5": (T5, umt5),
     "gpt2": (GPT, gpt2),
 }
-"""Families of ours, and the readers of the keys, by model type."""
+"""Our family and the reader of the keys, by model type."""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """A family of ours, and the values of its shape."""
+    """One of our families, and the values of its shape."""
 
     family: str
     values: Mapping[str, Any]
 
 
 def translate(config: Mapping[str, Any], towers: bool = False) -> Translation:
-    """Return the family and shape of the model that `config`, the content of a `config.json`, describes.
+    """Return family and shape of the model that `config`, the content of a `config.json`, describes.
 
-    Of a multimodal model it is the text model, or with `towers` the whole. What our families do not build is
-    a model of the library's (`library_model.py`): other types, and keys that the library reads and we do not.
+    For a multimodal model this is the text model, or with `towers` the whole model. If our families do not
+    support a model type, or a key that the library reads, the library builds the model (`library_model.py`).
 
     Raises:
-        ShapeError: a value is of another type than it must be, or a key may change the model and neither
-            reads it; the message names the key.
+        ShapeError: a value has a wrong type, or neither reader knows a key that may affect the model; the
+            message names the key.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -262,7 +262,7 @@ def translate(config: Mapping[str, Any], towers: bool = False) -> Translation:
 
 
 _OF_WHOLE = ("tie_word_embeddings", "quantization_config")
-"""Keys of a multimodal model that hold for its text model too."""
+"""Keys of a multimodal model that also apply to its text model."""
 
 
 def _of_ours(config: Mapping[str, Any]) -> Translation:

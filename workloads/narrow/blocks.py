@@ -1,24 +1,24 @@
-"""Layers that multiply in 8 or 4 bits: mxfp8 and nvfp4, whose elements share a scale in blocks, and fp8.
+"""Layers that multiply in mxfp8 and nvfp4, whose elements share scales in blocks, and in fp8.
 
-    mxfp8   torchao's MXFP8 training linear: six casts, of each matrix along the dimension that is summed
-            over; input and weight are kept in 16 bits and cast again in backward
+    mxfp8   torchao's MXFP8 training linear: six casts, of each matrix along the dimension that is summed;
+            input and weight are kept in 16 bits and cast again in backward
     nvfp4   torchao's NVFP4 training linear (prototype): all three products in 4 bits; one kernel casts a
-            matrix both ways; the casts of forward are kept for backward instead of the input
+            matrix in both directions; backward keeps the casts of forward instead of the input
 
-The CPU has no such product: it multiplies the dequantised matrices in float32.
+CPUs have no such products: there, the dequantised matrices are multiplied in float32.
 
-    mxfp8   32 elements in e4m3, scale 2^n in e8m0     OCP Microscaling Formats 1.0; n rounded up, so that
+    mxfp8   32 elements in e4m3, scale 2^n in e8m0     OCP Microscaling Formats 1.0; n is rounded up, so that
                                                        nothing saturates (Mishra 2025, arXiv 2506.08027)
-    nvfp4   16 elements in e2m1, scale in e4m3         and one in float32 a tensor: the largest magnitude
+    nvfp4   16 elements in e2m1, scale in e4m3         and one per tensor in float32: the largest magnitude
                                                        over 448 x 6 (NVIDIA 2025, arXiv 2509.25149)
 
-Each cast is one operator, as libraries have one kernel for it: it reads the matrix and writes it and its
-scales, padded to the 128 rows and 4 scales a row that the products want. A real kernel also swizzles scales
-inside these tiles, which moves no more bytes; here they are in order, for products that are emulated.
+Each cast is one operator, like the libraries' kernels: it reads the matrix and writes the result and its
+scales, padded to the 128 rows and 4 scales per row that the products require. A real kernel also swizzles
+scales inside these tiles, which moves no more bytes; here they are in order, for emulated products.
 
-In nvfp4's backward, matrices that are summed over tokens are rotated before the cast (a Hadamard matrix of
-16 x 16 with fixed signs, which spreads outliers and leaves the product as it is), and gradients of outputs
-are rounded stochastically.
+In nvfp4's backward, matrices that are summed over tokens are first rotated (by a 16 x 16 Hadamard matrix with
+fixed signs, which spreads outliers and does not change the product), and output gradients are rounded
+stochastically.
 """
 
 import math
@@ -35,7 +35,7 @@ _ops: Any = torch.ops.fsdpbench_workloads
 
 
 class Blocks(NamedTuple):
-    """A matrix [rows, summed over] with the scales of its blocks, and the whole's scale where it has one."""
+    """A matrix [rows, summed], the scales of its blocks, and the scale of the whole tensor, if any."""
 
     data: Tensor
     scales: Tensor
@@ -74,7 +74,7 @@ def _emulated(a: Blocks, b: Blocks) -> Tensor:
 
 
 class MxLinear(torch.autograd.Function):
-    """The product `x @ w^T` of x, [..., in], and a weight, [out, in], in mxfp8."""
+    """Product `x @ w^T` of x, [..., in], and a weight, [out, in], in mxfp8."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class MxLinear(torch.autograd.Function):
 
 
 class Nvfp4Linear(torch.autograd.Function):
-    """The product `x @ w^T` of x, [..., in], and a weight, [out, in], in nvfp4."""
+    """Product `x @ w^T` of x, [..., in], and a weight, [out, in], in nvfp4."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class Nvfp4Linear(torch.autograd.Function):
 
 
 def _both(x: Tensor, stochastic: bool) -> tuple[Blocks, Blocks]:
-    """Cast `x` for products that sum over its columns, and, rotated, for those that sum over its rows."""
+    """Cast `x` for products that sum over its columns and, rotated, for those that sum over its rows."""
     amax = _ops.nvfp4_amax(x)
     data, scales, turned, turned_scales = _ops.nvfp4_both(x, *amax, stochastic)
     whole = [nvfp4_factor(each) for each in amax]
@@ -140,7 +140,7 @@ _SMALLEST = 1e-30
 
 
 def mxfp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Cast x, [m, k], to e4m3; return it and its scales in e8m0, one for each block of a row."""
+    """Cast x, [m, k], to e4m3; return it and its scales in e8m0, one per block of a row."""
     blocks = x.float().unflatten(1, (-1, MX_BLOCK))
     amax = blocks.abs().amax(dim=-1, keepdim=True).clamp(min=_SMALLEST)
     scale = torch.exp2(torch.ceil(torch.log2(amax / _E4M3_MAX)))
@@ -157,10 +157,10 @@ def _mxfp8_shapes(x: Tensor) -> tuple[Tensor, Tensor]:
 def nvfp4(
     x: Tensor, amax: Tensor, square: bool = False, noise: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cast x, [m, k], to e2m1, two a byte; return it and its scales in e4m3. `amax`: its largest magnitude.
+    """Cast x, [m, k], to e2m1, two per byte; return it and its scales in e4m3. `amax`: its largest magnitude.
 
     `square`: blocks of 16 x 16 share a scale, so that the transposed matrix is cast to the same numbers.
-    `noise`, [m, k] in [0, 1): round up where it is below the place between two levels.
+    `noise`, [m, k] in [0, 1): round up if it is below the value's position between two levels.
     """
     blocks = x.float().unflatten(1, (-1, NV_BLOCK))
     most = blocks.abs().amax(dim=-1)
@@ -181,7 +181,7 @@ def nvfp4_factor(amax: Tensor) -> Tensor:
 
 
 def _rounded(magnitudes: Tensor, noise: Tensor | None) -> Tensor:
-    """Return the levels' numbers: the nearest, the even one of two equally near, or a drawn one."""
+    """Return indices of levels: the nearest (of two equally near ones the even), or a drawn one."""
     levels = torch.tensor(_LEVELS)
     if noise is not None:
         low = (torch.bucketize(magnitudes, levels, right=True) - 1).clamp(max=len(_LEVELS) - 2)
@@ -270,7 +270,7 @@ _LINEARS = {"fp8": EightBitLinear, "mxfp8": MxLinear, "nvfp4": Nvfp4Linear}
 
 
 class NarrowProjection(Projection):
-    """A linear layer with its products, forward and backward, in `kind`, and weight and bias of `base`."""
+    """Linear layer whose products, forward and backward, run in `kind`, with weight and bias of `base`."""
 
     def __init__(self, base: Projection, kind: str) -> None:
         nn.Module.__init__(self)
@@ -285,12 +285,12 @@ class NarrowProjection(Projection):
 
 
 def narrow(model: nn.Module, block_classes: tuple[type[nn.Module], ...], kind: str) -> None:
-    """Let the linear layers of the blocks, routers aside, multiply in `kind`, in place."""
+    """Make the linear layers of the blocks, except routers, multiply in `kind`, in place."""
     replace_projections(model, block_classes, lambda name, layer: NarrowProjection(layer, kind))
 
 
 def gather_narrowly(model: nn.Module) -> None:
-    """Have FSDP2, which is applied afterwards, gather the weights of `model`'s fp8 layers in fp8."""
+    """Make FSDP2, when applied afterwards, gather the weights of `model`'s fp8 layers in fp8."""
     for layer in model.modules():
         if isinstance(layer, NarrowProjection) and layer.kind == "fp8":
             layer.weight = nn.Parameter(NarrowlyGathered(layer.weight.detach()))

@@ -1,23 +1,23 @@
-"""Products in fp8 with one scale a tensor, found again for each cast ("dynamic tensorwise").
+"""Products in fp8 with one scale per tensor, recomputed for each cast ("dynamic tensorwise").
 
 The recipe of torchao's `Float8Linear` (its default `Float8LinearConfig`; formats after Micikevicius et al.
-2022, arXiv 2209.05433: e4m3 for what is computed with, e5m2 for gradients, whose range is wider)::
+2022, arXiv 2209.05433: e4m3 for inputs and weights, e5m2 for gradients, whose range is wider)::
 
     forward           y  = x8 @ w8^T      x8, w8 in e4m3
     input's gradient  dx = g8 @ w8        g8 in e5m2; w8 copied, stored by columns
     weight's gradient dw = g8^T @ x8      g8 copied transposed, x8 copied, stored by columns
 
-`torch._scaled_mm` takes its first factor stored by rows and its second by columns, and nothing else: hence
-the copies. `x` itself is kept for backward, which layers that read the same tensor share; it is cast again.
+`torch._scaled_mm` accepts only a first factor stored by rows and a second stored by columns; hence the
+copies. `x` itself is saved for backward, shared by layers that read the same tensor, and cast again.
 
-FSDP2 may gather weights in fp8, half the bytes of bf16 (torch's all-gather extensions):
+FSDP2 can gather weights in fp8, half the bytes of bf16 (torch's all-gather extensions):
 
-    NarrowlyGathered   a sharded weight: float32, what the optimizer sees; says that fp8 is gathered
-    EightBitWeight     the whole weight as it was gathered, and its scale; only `EightBitLinear` reads it
+    NarrowlyGathered   a sharded weight: float32 for the optimizer; requests an all-gather in fp8
+    EightBitWeight     the unsharded weight as gathered, with its scale; only `EightBitLinear` reads it
 
-All ranks must scale alike, by the largest magnitude of the whole weight. `scale_weights` finds those of all
-weights in one all-reduce, after each step of the optimizer; before the first step each weight reduces its
-own. As torchao's `enable_fsdp_float8_all_gather` with `precompute_float8_dynamic_scale_for_fsdp`.
+All ranks must use the same scale, from the largest magnitude of the whole weight. `scale_weights` computes
+the scales of all weights with one all-reduce after each optimizer step; before the first step, each weight
+has its own. Like torchao's `enable_fsdp_float8_all_gather` with `precompute_float8_dynamic_scale_for_fsdp`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,32 +34,32 @@ _SMALLEST = 1e-12
 
 
 class EightBits(NamedTuple):
-    """A matrix in fp8, and the scalar in float32 by which its elements are multiplied."""
+    """A matrix in fp8, and the float32 scalar by which its elements are multiplied."""
 
     data: Tensor
     inverse: Tensor
 
 
 def scale_of(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the factor in float32 that brings the largest magnitude to the largest number of `dtype`."""
-    # In float64, as torchao has it: compiled and eager divisions in float32 differ.
+    """Return the float32 factor that maps the largest magnitude to the largest number of `dtype`."""
+    # In float64, like torchao: compiled and eager float32 divisions differ.
     return (torch.finfo(dtype).max / amax.to(torch.float64).clamp(min=_SMALLEST)).to(torch.float32)
 
 
 def cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `x * scale` in fp8, finite."""
+    """Return `x * scale` in fp8, clamped to finite numbers."""
     most = torch.finfo(dtype).max
     return (x.to(torch.float32) * scale).clamp(min=-most, max=most).to(dtype)
 
 
 def quantise(x: Tensor, dtype: torch.dtype) -> EightBits:
-    """Return `x` in fp8, scaled by its own largest magnitude."""
+    """Return `x` in fp8, scaled by its largest magnitude."""
     scale = scale_of(x.abs().max(), dtype)
     return EightBits(cast(x, scale, dtype), scale.reciprocal())
 
 
 def product(a: EightBits, b: EightBits, dtype: torch.dtype, fast: bool = False) -> Tensor:
-    """Return `a @ b` in `dtype`. `fast`: the tensor cores' sums are not promoted (forward alone)."""
+    """Return `a @ b` in `dtype`. `fast`: do not promote the tensor cores' sums (only in forward)."""
     left, right = a.data.contiguous(), b.data
     if right.stride(0) != 1:
         right = right.t().contiguous().t()
@@ -70,7 +70,7 @@ def product(a: EightBits, b: EightBits, dtype: torch.dtype, fast: bool = False) 
 
 
 class EightBitLinear(torch.autograd.Function):
-    """The product `x @ w^T` of x, [..., in], and w, [out, in], which is cast here or was gathered in fp8."""
+    """Product `x @ w^T` of x, [..., in], and w, [out, in], which is cast here or was gathered in fp8."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class EightBitLinear(torch.autograd.Function):
 
 
 def _of_weight(weight: Tensor) -> EightBits:
-    data = getattr(weight, "data8", None)  # gathered in fp8 (`systems/narrow.py`)
+    data = getattr(weight, "data8", None)  # gathered in fp8 (`EightBitWeight`)
     return quantise(weight, E4M3) if data is None else EightBits(data, weight.inverse8)  # type: ignore[attr-defined]
 
 
@@ -110,12 +110,12 @@ _KEEPS_CLASS = frozenset(
         _aten.split.Tensor, _aten.clone.default, _aten.alias.default, _aten.new_empty.default,
     }
 )  # fmt: skip
-"""What FSDP2 makes of a weight before it is the shard, and when a shard moves. Moments are plain tensors."""
+"""Operators by which FSDP2 makes a weight a shard, or moves a shard. Optimizer moments are plain tensors."""
 _VIEWS = (_aten.detach.default, _aten.alias.default, _aten.as_strided.default, _aten.view.default)
 
 
 def _around(cls: type[Tensor], inner: Tensor, dtype: torch.dtype) -> Any:
-    """Return a tensor of a wrapping class with the shape, strides and device of `inner`."""
+    """Return a tensor of a wrapper subclass with the shape, strides and device of `inner`."""
     strides, offset = inner.stride(), int(inner.storage_offset())
     return wrapper_subclass(
         cls, inner.shape, strides=strides, storage_offset=offset, dtype=dtype, device=inner.device
@@ -123,7 +123,7 @@ def _around(cls: type[Tensor], inner: Tensor, dtype: torch.dtype) -> Any:
 
 
 class NarrowlyGathered(torch.Tensor):
-    """A (sharded) weight around the tensor `held`; `scale`: what the whole is cast with, once known."""
+    """A (sharded) weight that wraps the tensor `held`. `scale`: the whole weight's scale, once known."""
 
     held: Tensor
     scale: Tensor | None
@@ -154,7 +154,7 @@ class NarrowlyGathered(torch.Tensor):
         if func in _KEEPS_CLASS:
             return tree_map_only(Tensor, NarrowlyGathered, result)
         if args and isinstance(args[0], NarrowlyGathered) and result is args[0].held:
-            return args[0]  # in place
+            return args[0]  # an in-place operator
         return result
 
     def fsdp_pre_all_gather(
@@ -164,7 +164,7 @@ class NarrowlyGathered(torch.Tensor):
         scale = self.scale
         if scale is None:
             scale = scale_of(_of_all(_magnitude(self.held), mesh.get_group()), E4M3)
-        data = cast(self.held, scale, E4M3).view(torch.uint8)  # gloo gathers no fp8
+        data = cast(self.held, scale, E4M3).view(torch.uint8)  # gloo cannot gather fp8
         missing = -(-outer_size[0] // mesh.size()) - len(data)
         if missing:
             data = torch.cat((data, data.new_zeros(missing, data.shape[1])))
@@ -173,7 +173,7 @@ class NarrowlyGathered(torch.Tensor):
     def fsdp_post_all_gather(
         self, outputs: Sequence[Tensor], metadata: tuple[Tensor], param_dtype: torch.dtype, *, out: Any = None
     ) -> Any:
-        """Make the whole weight of what was gathered, or give `out`, whose memory that is, its new scale."""
+        """Return the whole weight, or set the new scale of `out`, which shares the gathered memory."""
         if out is not None:
             out.inverse8 = metadata[0]
             return None
@@ -181,7 +181,7 @@ class NarrowlyGathered(torch.Tensor):
 
 
 class EightBitWeight(torch.Tensor):
-    """A whole weight in fp8 that counts as one of `dtype`, as its gradient is."""
+    """A whole weight in fp8 that pretends to have `dtype`, like its gradient."""
 
     data8: Tensor
     inverse8: Tensor
@@ -215,7 +215,7 @@ class EightBitWeight(torch.Tensor):
 
 @torch.no_grad()
 def scale_weights(model: nn.Module) -> None:
-    """Find the scales of all weights that are gathered in fp8, in one all-reduce of their magnitudes."""
+    """Compute the scales of all weights that are gathered in fp8 with one all-reduce of magnitudes."""
     every: list[Any] = list(model.parameters())
     weights = [each for each in every if isinstance(getattr(each, "_local_tensor", None), NarrowlyGathered)]
     if not weights:
@@ -230,7 +230,7 @@ def scale_weights(model: nn.Module) -> None:
 
 
 def _magnitude(x: Tensor) -> Tensor:
-    return x.abs().max() if x.numel() else x.new_zeros(())  # a rank may hold no row
+    return x.abs().max() if x.numel() else x.new_zeros(())  # a rank may have no rows
 
 
 def _magnitudes(shards: list[Tensor]) -> list[Tensor]:

@@ -1,1 +1,1 @@
-"""Observers of the simulated clock and memory: races, holders of memory, noise, CUDA graphs."""
+"""Observers of the simulated clock and memory: races, memory by owner, noise, CUDA graphs."""

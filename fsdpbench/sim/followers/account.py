@@ -1,11 +1,11 @@
-"""Holders of the simulated device's memory, by purpose.
+"""Accounting of the simulated device's memory by purpose.
 
-    allocator ── each block, with the place in the program that allocated it ──┐
-    modules, optimizers ── where each storage is   ───────────────────────────┼──> report(): bytes by category
-    collectives ── which blocks they read and write ──────────────────────────┘
+    allocator ── each block and the place in the program that allocated it ───┐
+    modules, optimizers ── the address of each storage ───────────────────────┼──> report(): bytes by category
+    collectives ── the blocks that they read and write ───────────────────────┘
 
-A block that holds a parameter, a gradient or an optimizer's state has that category; else that of a
-collective's buffer; else that of the allocating place: in forward, an activation of the module that ran.
+A block that holds a parameter, gradient or optimizer state has that category. Others have that of a
+collective's buffer, or that of the place that allocated them (in forward: an activation of the module).
 """
 
 import re
@@ -31,12 +31,12 @@ from fsdpbench.sim.torch_device.tensors import address as storage_address
 
 _MOST_PLACES = 5
 _SETTLED_STEP = 2
-"""After the second step an optimizer has its states and a loop its leftovers of the last step."""
+"""After step 2 the optimizer has its states, and the loop holds what it keeps of the previous step."""
 _Where = tuple[str, str | None]
 
 
 class Growth:
-    """Bytes allocated at the end of each step, and the places that allocated the settled steps' additions."""
+    """Bytes allocated at the end of each step, and the places whose bytes grew since step `_SETTLED_STEP`."""
 
     def __init__(self) -> None:
         self._at_ends: list[int] = []
@@ -44,7 +44,7 @@ class Growth:
         self._last: dict[_Where, int] = {}
 
     def step_ended(self, live: "Iterable[tuple[int, Place]]") -> None:
-        """End a step; `live`: size and place of every block in use."""
+        """End a step. `live`: size and place of every block in use."""
         sums: dict[_Where, int] = {}
         for size, place in live:
             where = (layers_as_one(place.module), place.line)
@@ -55,7 +55,7 @@ class Growth:
         self._last = sums
 
     def report(self) -> MemoryGrowth:
-        """Return the steps' bytes and what each adds."""
+        """Return the bytes after each step and, if every step adds some, how many and where."""
         steps = len(self._at_ends) - _SETTLED_STEP
         settled = self._at_ends[_SETTLED_STEP - 1 :]
         grows = steps > 0 and all(late > early for early, late in pairwise(settled))
@@ -88,7 +88,7 @@ class Category(StrEnum):
 
 
 def category_of(place: "Place", *, modules_known: bool) -> Category:
-    """Return the category of a block without a known owner; modules are unknown before the first forward."""
+    """Return the category of a block without a known owner. `modules_known`: a forward has run."""
     span = place.span.lower()
     if place.phase is Phase.BUILDING:
         return Category.OTHERS if modules_known else Category.PARAMETERS
@@ -104,7 +104,7 @@ def category_of(place: "Place", *, modules_known: bool) -> Category:
 
 
 def layers_as_one(module: str) -> str:
-    """Return the path of a module without the numbers of layers: `blocks.*.attention`."""
+    """Return a module's path with layer numbers replaced: `blocks.*.attention`."""
     return _NUMBER.sub("*", module)
 
 
@@ -114,11 +114,11 @@ _OF_COLLECTIVES = {
     ("all_gather", True): Category.ALL_GATHER,
     ("reduce_scatter", True): Category.REDUCE_SCATTER,
 }
-"""(kind, whether it is an input) -> the buffer's purpose."""
+"""(collective, whether the buffer is an input) -> the buffer's category."""
 
 
 class Account:
-    """Account of a simulation from `begin` on; `report` may be called at any time after."""
+    """Account of a simulation's memory from `begin` on; call `report` at any time afterwards."""
 
     def __init__(self, accelerator: Accelerator, line: "Lines | None" = None) -> None:
         self._accelerator = accelerator
@@ -126,7 +126,7 @@ class Account:
         self._buffers: dict[int, Category] = {}
         self._shards: set[int] = set()
         self._places = Places(accelerator.backward, line)
-        # At a root's first call its parameters are shards; gathered ones replace them later.
+        # At the first call of a root module its parameters are shards; gathered ones replace them later.
         self._places.on_root = lambda root: self._shards.update(_addresses(root.parameters()))
         self.enter, self.leave = self._places.enter, self._places.leave
         self._growth = Growth()
@@ -145,7 +145,7 @@ class Account:
         self._accelerator.account = None
 
     def collective(self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Record the buffers of a collective about to be queued."""
+        """Record the buffers of a collective that is about to be queued."""
         for is_input, tensors in ((True, inputs), (False, outputs)):
             category = _OF_COLLECTIVES.get((kind, is_input))
             if category is not None:
@@ -160,7 +160,7 @@ class Account:
             self._shards.discard(event.address)
 
     def report(self) -> MemoryAccount:
-        """Return the present holders, and the program's place."""
+        """Return the current memory by holder, and the place that the program has reached."""
         here = self._places.now()
         owned, known = self._owned(), bool(self._places.roots)
         sums: dict[str, int] = dict.fromkeys((category.value for category in Category), 0)
@@ -194,7 +194,7 @@ class Account:
         )
 
     def _owned(self) -> dict[int, Category]:
-        """Return the addresses that modules and optimizers own."""
+        """Return the addresses of storages that modules and optimizers own."""
         found: dict[int, Category] = {}
         parameters = [p for root in self._places.roots for p in root.parameters()]
         buffers = [b for root in self._places.roots for b in root.buffers()]
@@ -208,7 +208,7 @@ class Account:
             (Category.GRADIENTS, [p.grad for p in (*parameters, *of_groups) if p.grad is not None]),
         ):
             for start in _addresses(tensors):
-                # FSDP1's flat parameters are temporarily views of the gathered ones.
+                # FSDP1's flat parameters are temporarily views of the gathered parameters.
                 if start not in found and start not in self._buffers:
                     found[start] = category
         return found
@@ -234,7 +234,7 @@ def _largest(holders: dict[tuple[str, str, str | None], list[int]]) -> list[Memo
 
 
 Lines = Callable[[], str | None]
-"""Returns the running line of the user's own program ("train.py:12"), if any."""
+"""Returns the line of the user's program that is running ("train.py:12"), if any."""
 
 _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod|module)\.?"
@@ -252,7 +252,7 @@ class Phase(StrEnum):
 
 
 class Place(NamedTuple):
-    """Origin of an allocation. `module`: its path; `span`: innermost span of the profiler."""
+    """Origin of an allocation. `module`: the module's path; `span`: the innermost profiler span."""
 
     step: int
     phase: Phase
@@ -262,9 +262,9 @@ class Place(NamedTuple):
 
 
 class Places:
-    """Place of a program, by hooks on all modules and optimizers, from its creation to `close`.
+    """Tracker of a program's place, by hooks on all modules and optimizers until `close`.
 
-    The first optimizer that steps ends the steps. `backward` knows whether backward runs.
+    A step ends when the first optimizer that ever stepped steps. `backward`: reports whether backward runs.
     """
 
     def __init__(self, backward: BackwardStreams, line: "Lines | None") -> None:
@@ -293,13 +293,13 @@ class Places:
             hook.remove()
 
     def now(self) -> "Place":
-        """Return the program's place."""
+        """Return the current place of the program."""
         module = self._modules[-1] if self._modules else OUTSIDE
         return Place(self.step, self.phase, module, self._spans[-1] if self._spans else "", self._line())
 
     @property
     def phase(self) -> Phase:
-        """Return the running part of a step."""
+        """Return the part of the step that is running."""
         if self._backward.is_active:
             return Phase.BACKWARD
         if self._in_optimizer:

@@ -1,15 +1,15 @@
-"""Capture of a training step once it repeats itself, and its replay from then on.
+"""Capture of a training step as a CUDA graph once the step repeats itself, and replay from then on.
 
-    warm-up: steps run as they are, observed, until one is legal and equals the step before
-    replay:  | batches into their static addresses | one launch |     the CPU's clock does not advance
+    warm-up: steps run normally and are observed, until one is legal and equals the step before
+    replay:  | copy batches to their static addresses | one launch |     the CPU's clock does not advance
 
-A replayed step is still executed: every kernel, copy, collective and wait reaches the device in its order,
-all at the moment of the one launch. A graph cannot hold decisions of a waiting CPU (a rate limiter, a query);
-such steps are refused. Every launch and every device address of a replay must equal the captured step's.
-Addresses of host buffers are not checked.
+A replayed step still executes: every kernel, copy, collective and wait reaches the device in order, all at
+the time of the one launch. A graph cannot hold decisions of a CPU that waits for the device (a rate limiter,
+a query); such steps are refused. Every launch and device address of a replay must equal those of the captured
+step. Addresses of host buffers are not checked.
 
-Estimated: a graph's launch costs one kernel's, as for compiled graphs; work inside a graph follows each other
-no faster than outside of it; memory is that of the step as it runs by itself.
+Estimates: a graph launch costs as much as one kernel launch, as for compiled graphs; kernels in a graph
+follow each other no faster than outside; memory is that of the step without a graph.
 """
 
 import sys
@@ -28,7 +28,7 @@ from fsdpbench.sim.model.timeline import Marker, Work
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 MOST_WARM_UPS = 8
-"""Steps that may differ before the step is refused."""
+"""Warm-up steps that may differ before fsdpbench refuses the step."""
 _NO_LIMIT = 1 << 62
 _ESTIMATE = "an estimate: no CUDA graph was captured; one launch is priced for the whole step"
 
@@ -38,7 +38,7 @@ class GraphCaptureError(RuntimeError):
 
 
 class StandingTimeline(ObservedTimeline):
-    """Timeline whose CPU does not advance: a replay is one launch."""
+    """A timeline whose CPU clock does not advance, because a replay is one launch."""
 
     @property
     def cpu(self) -> int:
@@ -52,7 +52,7 @@ class StandingTimeline(ObservedTimeline):
 
 
 class GraphSession:
-    """The graph of one training loop with `microbatches` batches a step."""
+    """The CUDA graph of one training loop with `microbatches` batches per step."""
 
     def __init__(self, accelerator: Accelerator, microbatches: int) -> None:
         self._accelerator = accelerator
@@ -74,7 +74,7 @@ class GraphSession:
             yield from self._static
 
     def run(self, step: Callable[[], object]) -> None:
-        """Run one step. Raises `GraphCaptureError` if it can never be captured."""
+        """Run one step. Raises `GraphCaptureError` if the step cannot be captured."""
         self._take_batches()
         accelerator = self._accelerator
         timeline, depth = accelerator.timeline, accelerator.timeline.queue_depth
@@ -102,11 +102,11 @@ class GraphSession:
 
     @property
     def replayed(self) -> bool:
-        """Return whether a step was replayed already."""
+        """Return whether any step has been replayed."""
         return self._replays > 0
 
     def to_dict(self) -> dict[str, object]:
-        """Return the result's entry."""
+        """Return this graph's entry of `result.json`."""
         return {
             "captured": self.captured,
             "warm_up_steps": self._watched,
@@ -132,7 +132,7 @@ class GraphSession:
         self._trail = watch.trail
 
     def _take_batches(self) -> None:
-        """Load the step's batches outside the graph's pool, and copy them to the addresses that it reads."""
+        """Load the step's batches outside the graph's pool; copy them to the addresses that it reads."""
         accelerator = self._accelerator
         if self._pool is None:
             self._pool = accelerator.timeline.add_stream()
@@ -155,22 +155,22 @@ _SYNCHRONISES = "a synchronisation"
 
 
 class WatchedStep(Observer):
-    """Observer of one step: its operations in order, and those that a CUDA graph cannot hold.
+    """Observer of one step: records its operations in order, and finds those that a CUDA graph cannot hold.
 
     The rules of stream capture (CUDA programming guide, "Creating a Graph Using Stream Capture") and of
     torch's allocator during one:
 
-    - the CPU waits for nothing and queries nothing: no `.item()`, synchronisation, query, or copy of unpinned
+    - the CPU never waits for or queries the device: no `.item()`, synchronization, query, or copy of unpinned
     memory (cudaErrorStreamCaptureUnsupported);
-    - no stream waits for an event from before the step (cudaErrorStreamCaptureIsolation), and every stream
-    that works follows the step's own stream first and is finally awaited by it
+    - no stream waits for an event from before the step (cudaErrorStreamCaptureIsolation); every stream with
+    work first waits for the step's own stream, which waits for all of them at the end
     (cudaErrorStreamCaptureUnjoined);
     - no cudaMalloc, no cudaFree: a step that repeats itself needs neither;
-    - no `record_stream` of memory that is then freed: the allocator frees it only after the capture
-    (`needs_events_deferred_until_no_capture`), so that the step would need more memory than here.
+    - no `record_stream` on memory that is then freed: the allocator frees it only after the capture
+    (`needs_events_deferred_until_no_capture`), so the step would need more memory than simulated here.
 
-    `origin`: the stream that the step starts on. `expected`: the operations of the step before; `difference`
-    is the first one that differs.
+    `origin`: the stream on which the step starts. `expected`: the operations of the previous step;
+    `difference` describes the first operation that differs.
     """
 
     def __init__(self, origin: int, expected: list[Entry] | None) -> None:
@@ -185,16 +185,16 @@ class WatchedStep(Observer):
 
     @property
     def kernels(self) -> int:
-        """Return the number of launches so far."""
+        """Return the number of launches in this step."""
         return sum(self._work.values())
 
     @property
     def streams(self) -> int:
-        """Return the number of streams that work."""
+        """Return the number of streams that have work."""
         return len(self._work)
 
     def finish(self) -> None:
-        """End the step: its stream has to wait for all others."""
+        """End the step: its own stream must have waited for all other streams."""
         reached = self._orders[self._origin]
         for stream, count in self._work.items():
             if stream != self._origin and reached.get(stream, 0) < count:
@@ -203,12 +203,12 @@ class WatchedStep(Observer):
             self.difference = self.difference or "it ends earlier than the step before"
 
     def violate(self, what: str) -> None:
-        """Record that no graph can hold this, with its place, unless a violation came before."""
+        """Record the first violation of the rules of capture, with its place in the program."""
         if self.violation is None:
             self.violation = f"{what}, at {_place()}"
 
     def note(self, entry: Entry, what: Callable[[], str]) -> None:
-        """Append the step's next operation; `what` describes it."""
+        """Append the next operation and compare it with the previous step; `what` describes it."""
         expected, index = self._expected, len(self.trail)
         self.trail.append(entry)
         if expected is None or self.difference is not None:
@@ -217,7 +217,7 @@ class WatchedStep(Observer):
             self.difference = f"{what()}, at {_place()}"
 
     def launches(self, stream: int, work: Work, duration_ns: int, traffic: int) -> None:
-        """Note a launch on `stream`, which must have followed the step's own."""
+        """Note a launch on `stream`, which must have waited for the step's own stream."""
         self.note(("launch", stream, work, duration_ns), lambda: f"other work is launched on stream {stream}")
         if stream not in self._orders:
             self.violate(f"stream {stream} works without having followed the step's own stream")

@@ -1,18 +1,18 @@
 """Jitter and stragglers: seeded noise on kernels and late ranks in collectives. Off by default.
 
-By default every kernel is exact and every rank punctual. Real clusters are neither:
+By default kernel times have no noise and no rank is late. Real clusters differ in three ways:
 
-- **kernels**: each kernel's and collective's time is multiplied by a factor around 1 (`kernels` is its
-standard deviation; the sum of four uniform draws, within 3.5 of them).
-- **arrival**: a collective begins when its last rank arrives. Each rank is late by a normal draw
-(`arrival_us` is its standard deviation); the latest of n - 1 others is drawn directly.
-- **straggler**: one rank computes slower by this share throughout. Every collective waits for it by that
-share of this rank's computation since the last one (a slow rank delays all groups, if through others).
+- **kernels**: the time of each kernel and collective is multiplied by a random factor around 1, the sum of
+four uniform draws (`kernels`: its standard deviation; at most 3.5 of them from 1).
+- **arrival**: a collective begins when its last rank arrives. Each rank's delay is a normal draw
+(`arrival_us`: its standard deviation); the latest of the other n - 1 ranks is drawn directly.
+- **straggler**: one rank computes slower by this share. Every collective waits for that share of the time
+that this rank computed since the last collective (a slow rank delays all groups, directly or through others).
 
     rank 0     [== compute ==][AG waits....|== AG ==]
     slowest    [=== compute, later ===]    |
 
-One seed gives one sequence of draws; equal runs are equal to the byte. With it off nothing here is called.
+The draws follow from the seed, so equal runs are equal to the byte. If it is off, nothing here is called.
 """
 
 import random
@@ -29,7 +29,7 @@ _NORMAL = NormalDist()
 
 
 class Jitter(Observer):
-    """Random draws of one simulation."""
+    """Random delays of one simulation."""
 
     def __init__(self, settings: JitterSettings) -> None:
         self._settings = settings
@@ -50,14 +50,14 @@ class Jitter(Observer):
         return duration_ns
 
     def lateness_ns(self, group_size: int) -> int:
-        """Return how long a collective of so many ranks waits for the last of them, in ns."""
+        """Return how long a collective of `group_size` ranks waits for the last rank, in ns."""
         if group_size < 2:
             return 0
         computed = self._computed_ns - self._waited_for_ns
         self._waited_for_ns = self._computed_ns
         late = self._settings.straggler * computed
         if self._settings.arrival_us:
-            # P(the greatest of n draws < x) is the n-th power of one draw's probability.
+            # P(the largest of n draws < x) is the n-th power of the probability for one draw.
             latest = self._draw() ** (1 / (group_size - 1))
             own = self._draw()
             sigmas = _NORMAL.inv_cdf(_inside(latest)) - _NORMAL.inv_cdf(_inside(own))
@@ -66,5 +66,5 @@ class Jitter(Observer):
 
 
 def _inside(probability: float) -> float:
-    """Clamp away from 0 and 1, where the normal distribution has no quantile."""
+    """Clamp a probability away from 0 and 1, where the normal distribution has no quantile."""
     return min(max(probability, 1e-12), 1 - 1e-12)

@@ -1,11 +1,11 @@
-"""`torch.sim.memory`: snapshots and history of the allocator, as `torch.cuda.memory` has them.
+"""`torch.sim.memory`: snapshots and history of the allocator, with the interface of `torch.cuda.memory`.
 
     torch.cuda.memory._record_memory_history()       # in a script; torch.sim.memory elsewhere
     ...
     torch.cuda.memory._dump_snapshot("memory.pickle")   # opens on https://pytorch.org/memory_viz
 
-The history holds the allocator's events, allocations and frees with their Python frames; the blocks of a
-snapshot have no stack: their ``frames`` are empty.
+The history holds the allocator's events, with Python stacks for allocations and frees. Blocks of a snapshot
+have no stack: their ``frames`` are empty.
 """
 
 import pickle
@@ -27,7 +27,7 @@ _DEEPEST = 64
 _DEFAULT_ENTRIES = sys.maxsize
 _PICKLE_PROTOCOL = 4
 _Frame = dict[str, str | int]
-# Ours alone; the viewer does not know it.
+# An event that only this simulator has; the viewer does not know it.
 _NOT_TORCHS = frozenset({AllocatorAction.RETRY})
 
 
@@ -39,13 +39,13 @@ class MemoryHistory:
         self.entries: deque[tuple[AllocatorEvent, list[_Frame]]] = deque(maxlen=min(max_entries, 1 << 40))
 
     def add(self, event: AllocatorEvent) -> None:
-        """Append one event (the allocator's listeners call this)."""
+        """Append one event (called by the allocator)."""
         wanted = self._stacks and event.action in _WITH_STACK
         self.entries.append((event, _frames() if wanted else []))
 
 
 def _frames() -> list[_Frame]:
-    """Return the Python frames, innermost first, without the simulator's own files."""
+    """Return the Python frames, innermost first, without those of the simulator."""
     found: list[_Frame] = []
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code
@@ -73,9 +73,9 @@ class MemoryModule(types.ModuleType):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Begin a history (clearing an earlier one); `enabled=None` ends it.
+        """Begin a history and discard an earlier one; `enabled=None` ends it.
 
-        `context=None` and `context="state"` omit the stacks of past events, as torch does.
+        Like torch, `context=None` and `context="state"` omit the stacks of past events.
         """
         self._accelerator.require_started()
         if self._history is not None:
@@ -98,7 +98,7 @@ class MemoryModule(types.ModuleType):
     def _dump_snapshot(
         self, filename: str | Path = "dump_snapshot.pickle", *args: Any, **kwargs: Any
     ) -> None:
-        """Write `_snapshot` to a file that PyTorch's memory viewer opens."""
+        """Write `_snapshot` to a file for PyTorch's memory viewer."""
         Path(filename).write_bytes(pickle.dumps(self._snapshot(), protocol=_PICKLE_PROTOCOL))
 
     def memory_snapshot(self, *args: Any, **kwargs: Any) -> list[dict[str, object]]:
@@ -107,7 +107,7 @@ class MemoryModule(types.ModuleType):
 
 
 class Snapshot(TypedDict):
-    """The top of a snapshot, as torch has it; a trace for each device."""
+    """A snapshot in torch's format, with one trace per device."""
 
     segments: list[dict[str, object]]
     device_traces: list[list[dict[str, object]]]
@@ -116,7 +116,7 @@ class Snapshot(TypedDict):
 
 
 def take_snapshot(allocator: CachingAllocator, events: Sequence[AllocatorEvent] = ()) -> "Snapshot":
-    """Return segments and blocks as they are now; `events`, collected by a listener, are the history."""
+    """Return the current segments and blocks, with `events` as the history."""
     return {
         "segments": [_segment(blocks) for blocks in _segments(allocator)],
         "device_traces": [[_entry(event) for event in events if event.action not in _NOT_TORCHS]],
@@ -126,7 +126,7 @@ def take_snapshot(allocator: CachingAllocator, events: Sequence[AllocatorEvent] 
 
 
 def _segments(allocator: CachingAllocator) -> list[list[Block]]:
-    """Return mapped blocks by segment; an expandable segment is one for each range without a gap."""
+    """Return mapped blocks by segment; each gap-free range of an expandable segment counts as one."""
     free = [block for pool in (allocator.small_pool, allocator.large_pool) for block in pool.blocks()]
     blocks = sorted([*allocator.active_blocks.values(), *free], key=lambda block: block.address)
     segments: list[list[Block]] = []

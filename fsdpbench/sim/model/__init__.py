@@ -1,1 +1,1 @@
-"""The machine without torch: hardware, clock, memory, costs and the trace's file."""
+"""Model of the machine, without torch: hardware, clock, memory, costs and the trace file."""

@@ -1,8 +1,8 @@
-"""Data-sheet figures of chips: one table for peaks on real devices, profiles, capabilities and calibration.
+"""Data-sheet figures of chips: one table for peak rates of real devices, profiles, capabilities, calibration.
 
-The table is `chips.csv`: dense rates in TFLOPS (half of those printed with sparsity), GB as the maker counts
-them. A chip is found by the name that the driver gives a device; a name with a word that the table does not
-know is unknown, since variants differ (H100 SXM 989, H100 PCIe 756 TFLOPS in bf16).
+The table is `chips.csv`: dense rates in TFLOPS (half the rates that makers print with sparsity), GB as the
+maker counts them. A chip is looked up by the device name that the driver reports. A name with a word that is
+not in the table is unknown, because variants differ (bf16: H100 SXM 989, H100 PCIe 756 TFLOPS).
 """
 
 import functools
@@ -15,17 +15,17 @@ import msgspec
 from fsdpbench.base.files.documents import rows_beside
 
 _PEAKS = ("bf16", "fp16", "tf32", "fp32", "fp8", "nvfp4")
-# Words that drivers and profiles add to a chip's name, without effect on rates.
+# Words that drivers and profiles add to a chip's name and that do not affect rates.
 _ADDED = re.compile(r"nvidia|amd|instinct|tesla|sxm\d?|oam|hbm3e?|ac")
 _SIZE = re.compile(r"(\d+)gb?")
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A row of the table. `words` are in the device's name, with or without its memory's size.
+    """A row of the table. Device names contain all `words`, with or without the memory size.
 
-    `profile` is the packaged profile's name, `operators` the name in measured operator tables. Chips of a
-    `family` share library behaviour. From `switch_from` GPUs NCCL reduces in the NVLink switch (0: never).
+    `profile`: name of the packaged profile; `operators`: name in tables of measured operators. Chips of one
+    `family` use the same kernels. NCCL reduces in the NVLink switch from `switch_from` GPUs on (0: never).
     """
 
     words: tuple[str, ...]
@@ -47,7 +47,7 @@ class Chip:
         return self.bandwidth_gb_s * 1e9
 
     def explains(self, words: list[str]) -> bool:
-        """Return whether a device whose name has these words is this chip."""
+        """Return whether a device name with these words denotes this chip."""
         rest = [word for word in words if word not in self.words]
         sizes = [int(found[1]) for word in rest if (found := _SIZE.fullmatch(word))]
         others = [word for word in rest if not _SIZE.fullmatch(word) and not _ADDED.fullmatch(word)]
@@ -58,14 +58,14 @@ class Chip:
 def chip_of(device_name: str) -> Chip | None:
     """Return the chip that a driver's name (`NVIDIA H100 80GB HBM3`) or a profile's title denotes, or None.
 
-    Text behind a comma is ignored.
+    Text after a comma is ignored.
     """
     words = re.findall(r"[a-z0-9]+", device_name.lower().partition(",")[0])
     return next((chip for chip in CHIPS if chip.explains(words)), None)
 
 
 def peaks_source(device_name: str) -> str:
-    """Return the source of a device's peaks, or why there are none."""
+    """Return the source of a device's peak rates, or the reason why there are none."""
     chip = chip_of(device_name)
     if chip is not None:
         return chip.source
@@ -80,6 +80,6 @@ def _chip(row: Mapping[str, str]) -> Chip:
 
 
 CHIPS = tuple(map(_chip, rows_beside(__file__, "chips.csv")))
-"""From the most specific name to the most general."""
+"""Rows of the table, from the most specific name to the most general."""
 OPERATOR_CHIPS: Mapping[str, Chip] = {chip.operators: chip for chip in CHIPS if chip.operators}
-"""By the name in tables of measured operators."""
+"""Chips by their name in tables of measured operators."""

@@ -1,16 +1,16 @@
-"""One simulated time for several ranks, each in a process of its own.
+"""Shared simulated time for several ranks, each in its own process.
 
-Ranks that do different work (the stages of a pipeline) meet at messages and collectives. A rank says when it
-arrives at a *meeting*; that is over when its last member has arrived. Until then the rank may settle its own
-events only as far as no other rank can end a meeting before (the conservative rule of Chandy, Misra and
-Bryant, through one exchange):
+Ranks that do different work (the stages of a pipeline) synchronize in messages and collectives, here called
+*meetings*. A rank reports its arrival at a meeting, which ends when its last member has arrived. Until then,
+the rank may process its own events only up to the time before which no other rank can end a meeting (the
+conservative rule of Chandy, Misra and Bryant, through one exchange):
 
     rank 0   ....[ kernel ]....arrives at 40 ...waits                    its bound: 70, then 90
     rank 1   .......[ kernel at 70 ][ kernel at 90 ] arrives at 110      meeting over at 111, on both
 
-Each rank tells the exchange the time of its own next event. The smallest of the others' is the *bound*. The
-nanosecond by which a meeting ends after its last arrival keeps the order of events independent of which
-process is faster. A rank that has nothing to wait for runs on without asking.
+Each rank sends the exchange the time of its next event. The minimum over the other ranks is the *bound*. A
+meeting ends 1 ns after its last arrival, so that the order of events does not depend on which process is
+faster. A rank that waits for nothing runs on without contacting the exchange.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ Key = tuple[Any, ...]
 
 
 class StageError(RuntimeError):
-    """Other ranks ended, wait in a circle, or call something else."""
+    """Other ranks have ended, wait in a cycle, or call something different."""
 
 
 class NeedsRanksError(BaseException):
-    """Other ranks have to run. Not an `Exception`: scripts shall not catch it."""
+    """Signal that other ranks have to run. Not an `Exception`, so that scripts do not catch it."""
 
     def __init__(self, ranks: Collection[int]) -> None:
         super().__init__(ranks)
@@ -42,8 +42,8 @@ class NeedsRanksError(BaseException):
 
 
 class Arrival(NamedTuple):
-    """One rank's part of a meeting of `members`. `said` must be the same on all of them; `words` say
-    to people for what it waits; `payload` is for the others."""
+    """One rank's arrival at a meeting of `members`. `said` must be equal on all members; `words` describe
+    the wait in messages; the other members receive `payload`."""
 
     key: Key
     members: tuple[int, ...]
@@ -53,9 +53,9 @@ class Arrival(NamedTuple):
 
 
 class Link:
-    """This rank's connection to the exchange; without one it is alone, and asks for others by raising.
+    """This rank's connection to the exchange; without one, the rank runs alone and raises to request others.
 
-    `ranks` are those that run, this one among them. `bound`: the time up to which no other rank ends a
+    `ranks`: the ranks that run, including this one. `bound`: the time before which no other rank ends a
     meeting.
     """
 
@@ -68,11 +68,11 @@ class Link:
 
     @property
     def waits(self) -> bool:
-        """Return whether this rank is in a meeting that is not over."""
+        """Return whether this rank waits in a meeting."""
         return bool(self._waiting)
 
     def represents(self, rank: int) -> int:
-        """Return the rank that runs in the place of `rank`: of evenly spaced ones that of the same stage."""
+        """Return the running rank that represents `rank`: that of its stage if ranks are evenly spaced."""
         ranks = sorted(self.ranks)
         if rank in self.ranks or len(ranks) == 1:
             return rank if rank in self.ranks else self.rank
@@ -80,31 +80,31 @@ class Link:
         return ranks[rank // stride % len(ranks)]
 
     def members(self, ranks: Collection[int]) -> tuple[int, ...]:
-        """Return those of `ranks` that run."""
+        """Return the members of `ranks` that run."""
         return tuple(rank for rank in sorted(self.ranks) if rank in ranks)
 
     def need(self, ranks: Collection[int]) -> None:
-        """Have `ranks` run too: everything starts again with them."""
+        """Request that `ranks` run too; the simulation restarts with them."""
         if self._connection is not None:
             self._connection.send(("need", tuple(ranks)))
             self._connection.recv()
         raise NeedsRanksError(ranks)
 
     def arrive(self, meeting: Meeting, next_ns: int) -> None:
-        """Say that this rank has arrived at a meeting, and waits; `next_ns`: its next own event."""
-        for arrival in meeting.arrivals:  # and maybe elsewhere at the same time
+        """Report that this rank has arrived at a meeting and waits. `next_ns`: the time of its next event."""
+        for arrival in meeting.arrivals:  # possibly several meetings at the same time
             self._waiting[arrival.key] = meeting
             self._connection.send(("arrive", arrival, meeting.since, min(next_ns, meeting.since), True))
         self.bound = min(self.bound, meeting.since)
 
     def leave(self, arrival: Arrival, now: int) -> None:
-        """Arrive and continue: a message that is kept for its reader."""
+        """Arrive without waiting: the exchange keeps the message for its reader."""
         self._connection.send(("arrive", arrival, now, 0, False))
 
     def hear(self, next_ns: int) -> list[Meeting]:
-        """Wait until another rank has ended a meeting, or none can before `next_ns`; return those over.
+        """Wait until another rank ends a meeting, or none can before `next_ns`; return the ended meetings.
 
-        Raises `StageError` if that never happens.
+        Raises `StageError` if that cannot happen.
         """
         self._connection.send(("wait", next_ns))
         self.bound, over, error = self._connection.recv()
@@ -120,27 +120,27 @@ class Link:
         return done
 
     def show(self, key: Key, value: Any) -> None:
-        """Leave a value for the ranks that `look` for it."""
+        """Publish a value for ranks that `look` for it."""
         self._connection.send(("show", key, value))
 
     def look(self, key: Key, ranks: Collection[int], now: int) -> dict[int, Any] | None:
-        """Return what `ranks` show, once they have; None if they could only after this rank has continued.
+        """Return the values that `ranks` publish, or None if they wait for this rank to continue.
 
-        Takes no simulated time: this rank's next event is `now`.
+        Takes no simulated time: `now` counts as this rank's next event.
         """
         self._connection.send(("look", key, tuple(ranks), now))
         found: dict[int, Any] | None = self._connection.recv()
         return found
 
     def end(self, how: str) -> None:
-        """Say that this rank has ended."""
+        """Report that this rank has ended."""
         self._connection.send(("end", how))
 
 
 @dataclass
 class Member:
-    """A rank as the exchange knows it. `next_ns`: no event of it comes before. `waits`: in `hear`;
-    `looks`: at values; `over`: meetings that ended since its last answer."""
+    """The exchange's state of a rank. `next_ns`: the rank has no earlier event. `waits`: it is in `hear`.
+    `looks`: values that it waits for. `over`: meetings that ended since its last answer."""
 
     connection: "Connection"
     next_ns: int = 0
@@ -152,7 +152,7 @@ class Member:
     error: str | None = None
 
     def will(self, next_ns: int) -> None:
-        """Note its next event, which a meeting that is over may bring forward."""
+        """Record the time of its next event; an ended meeting may make it earlier."""
         self.next_ns = min([next_ns, *(at for _, at, _ in self.over)])
 
     def tell(self, bound: int, error: str | None = None) -> None:
@@ -166,12 +166,12 @@ class Member:
         self._send(found)
 
     def _send(self, content: Any) -> None:
-        with contextlib.suppress(OSError):  # it has died, which its process says
+        with contextlib.suppress(OSError):  # the rank has died, which its process reports
             self.connection.send(content)
 
 
 class Exchange:
-    """The meetings of all ranks."""
+    """Meetings of all ranks."""
 
     def __init__(self, ranks: Mapping[int, Member]) -> None:
         self._ranks = ranks
@@ -179,7 +179,7 @@ class Exchange:
         self._shown: dict[Key, dict[int, Any]] = {}
 
     def take(self, rank: int, message: tuple[Any, ...]) -> None:
-        """Take a `message` of a `rank`, and answer those that can then continue. Raises `NeedsRanksError`."""
+        """Process a `message` of `rank`; answer ranks that can then continue. Raises `NeedsRanksError`."""
         kind, *content = message
         one = self._ranks[rank]
         if kind == "arrive":
@@ -201,7 +201,7 @@ class Exchange:
         self._answer()
 
     def end(self, rank: int, how: str) -> None:
-        """Note that a rank has ended: nothing comes from it any more."""
+        """Record that a rank has ended and will send nothing more."""
         one = self._ranks[rank]
         if one.ended is None:
             one.ended, one.next_ns = how, NEVER
@@ -231,7 +231,7 @@ class Exchange:
                 each.will(each.next_ns)
 
     def _answer(self) -> None:
-        """Answer all ranks that can continue. If none can, and none is running, they wait in a circle."""
+        """Answer all ranks that can continue. If none can and none is running, the ranks are deadlocked."""
         alive = {rank: one for rank, one in self._ranks.items() if one.ended is None}
         for rank, one in alive.items():
             bound = min((each.next_ns for other, each in alive.items() if other != rank), default=NEVER)
@@ -253,7 +253,7 @@ class Exchange:
             one.tell(NEVER, stuck)
 
     def _stuck(self) -> Iterator[str]:
-        """Yield for what each rank waits that can never be."""
+        """Yield, for each waiting rank, what it waits for in vain."""
         for rank, one in self._ranks.items():
             for key, arrival in one.meetings.items():
                 missing = [each for each in arrival.members if each not in self._arrived.get(key, {})]

@@ -1,4 +1,4 @@
-"""All kernel costs of one accelerator, in integer nanoseconds, with a cache by shape."""
+"""Costs of all kernels of one accelerator, in integer nanoseconds, cached by shape."""
 
 import dataclasses
 import math
@@ -11,12 +11,12 @@ from fsdpbench.sim.model.library_costs import Array, attention_seconds, product_
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.sections import DTYPES, AttentionTable, ProductTable
 
-# Matrix products only; a profile without a table of these types runs them in 16 bits.
+# Only for matrix products. If a profile has no table for these types, products run in 16 bits.
 _NARROW = ("fp8", "nvfp4")
 
 
 class KernelCosts:
-    """Kernel durations in integer ns on an accelerator that runs nothing else, launch excluded."""
+    """Kernel durations in integer ns on an otherwise idle accelerator, without the launch."""
 
     def __init__(self, profile: HardwareProfile) -> None:
         self.profile = profile
@@ -40,8 +40,8 @@ class KernelCosts:
     ) -> int:
         """Return the duration of a (batched) product of `m x k` by `k x n`; `dtype` is the compute type.
 
-        `kind` is `forward` (also for the gradient of the input) or `weight_grad`. `comes_quantised` excludes
-        the cast of the first factor that some tables include. Raises `ValueError` for unknown dtype or kind.
+        `kind` is `forward` (also for the input's gradient) or `weight_grad`. `comes_quantised` excludes the
+        cast of the first factor, which some tables include. Raises `ValueError` for an unknown dtype or kind.
         """
         key = ("gemm", m, n, k, batch, dtype, kind, comes_quantised)
         found = self._cache.get(key)
@@ -57,7 +57,7 @@ class KernelCosts:
     def _gemm_seconds(
         self, m: int, n: int, k: int, batch: int, dtype: str, kind: str, comes_quantised: bool
     ) -> float:
-        """Return seconds from a library's table if it has this product; tables have no batches."""
+        """Return seconds from a library's table if it has this product (tables have no batches)."""
         gemm = self.profile.gemm
         slowed = gemm.under_load * (gemm.weight_grad if kind == "weight_grad" else 1.0)
         library = self._of_any if dtype in _NARROW else self._of_runs
@@ -78,9 +78,9 @@ class KernelCosts:
         dtype: str = "bf16",
         kv_heads: int | None = None,
     ) -> int:
-        """Return the duration of flash attention; `kv_heads` (default: `heads`) share keys and values.
+        """Return the duration of flash attention. `kv_heads` (default: `heads`): heads of keys and values.
 
-        Backward takes 2.5 times the forward's FLOPs.
+        Backward has 2.5 times the FLOPs of forward.
         """
         key = (direction, batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
         found = self._cache.get(key)
@@ -100,7 +100,7 @@ class KernelCosts:
     attention_backward_ns = partialmethod(_attention_ns, "backward")
 
     def memory_bound_ns(self, bytes_moved: int, kind: str = "pointwise") -> int:
-        """Return the duration of a kernel that reads and writes `bytes_moved`; unknown kinds: `pointwise`."""
+        """Return the duration of a kernel that moves `bytes_moved`; unknown kinds count as `pointwise`."""
         return self._bandwidth.nanoseconds(bytes_moved, kind)
 
     def issued_ns(self, threads: float, instructions: float) -> int:
@@ -118,36 +118,36 @@ _FLOPS_A_LANE = 2
 
 
 class InstructionCost:
-    """Duration of a kernel that computes more addresses than it moves bytes: time by instructions.
+    """Duration of a kernel that is limited by computing addresses, not by moving bytes.
 
-    A multiprocessor has four schedulers, each issues one instruction of a warp a cycle:
+    Each of a multiprocessor's four schedulers issues one instruction of a warp per cycle:
         time = floor + threads x instructions / (multiprocessors x 128 x clock x issue_share)
-    The clock is the data sheet's: its fp32 rate at two FLOPs a lane and cycle.
+    The clock follows from the data sheet's fp32 rate, with two FLOPs per lane and cycle.
     """
 
     def __init__(self, profile: HardwareProfile) -> None:
         compute = profile.compute
         lanes = compute.fp32_lanes * _FLOPS_A_LANE
-        # The fp32 rate is lanes times multiprocessors times clock.
+        # fp32 rate = lanes x multiprocessors x clock
         rate = profile.peak_flops["fp32"] / lanes * _ISSUED_A_CYCLE * compute.issue_share
         self._ns_per_instruction = 1e9 / rate
         self._floor_ns = profile.bandwidth.floor_us * 1e3
 
     def nanoseconds(self, threads: float, instructions: float) -> int:
-        """Return the duration of `threads` that issue `instructions` each."""
+        """Return the duration of `threads` threads that issue `instructions` each."""
         return round(self._floor_ns + threads * instructions * self._ns_per_instruction)
 
 
 def fused(kind: str) -> str:
-    """Return the kind of a generated kernel that does the work of eager kernels of `kind`."""
+    """Return the kind of a generated kernel that replaces eager kernels of `kind`."""
     return f"fused {kind}"
 
 
 class BandwidthCost:
     """Duration of a memory-bound kernel by bytes and kind: `floor + bytes / (efficiency x peak)`.
 
-    The floor is the smallest kernel's start, ramp-up and tail. Kinds differ in how regular their accesses
-    are. Kernels that Inductor generates reach `fused_gain` times the bandwidth of eager ones.
+    The floor is the start, ramp-up and tail of the smallest kernel. Kinds differ in the regularity of their
+    accesses. Kernels generated by Inductor reach `fused_gain` times the bandwidth of eager kernels.
     """
 
     def __init__(self, profile: HardwareProfile) -> None:
@@ -168,24 +168,24 @@ class BandwidthCost:
 
 BYTES_PER_ELEMENT = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}
 _SPLITS = (1, 2, 3, 4, 8)
-# Below this k a split is not worth its start-up.
+# Below this k, a split costs more than it saves.
 _SMALLEST_SPLIT_K = 256
-# Partial results are written and read back in fp32, half of it from cache.
+# Partial results are written and read back in fp32; half of that traffic hits the cache.
 _SPLIT_BYTES = 4
 _JOIN = 4.0
 
 
 class GemmCost:
-    """Duration of a dense matrix product by shape; the fastest choice of tile and split.
+    """Duration of a dense matrix product by shape, with the fastest tile and split.
 
         tiles    = ceil(m / rows) * ceil(n / columns) * batch * split
         waves    = tiles / multiprocessors, between even sharing and full rounds (`wave_quantisation`)
         compute  = waves * 2 * rows * columns * (k / split + prologue_k) / (rate of one multiprocessor)
         traffic  = bytes of both inputs and the output / bandwidth
         time     = floor + (compute^p + traffic^p)^(1/p)         p = 4: the limits never overlap perfectly
-    Large tiles run their main loop fastest, small ones waste less of an edge and of the last round. A *split*
-    of k makes more tiles of a small output, whose partial results are added. `prologue_k` is a tile's start
-    and end, in steps of k. Fitted to 160 measured shapes a GPU (bf16, m 1 to 16384); errors are in profiles.
+    Large tiles have the fastest main loop; small ones waste less at edges and in the last round. A *split* of
+    k gives a small output more tiles, whose partial results are added. `prologue_k`: start and end of a tile,
+    in steps of k. Fitted to 160 measured shapes per GPU (bf16, m 1 to 16384); errors are in the profiles.
     """
 
     def __init__(self, profile: HardwareProfile) -> None:
@@ -195,7 +195,7 @@ class GemmCost:
         self._bandwidth = profile.memory_bandwidth * profile.gemm.memory_efficiency
 
     def seconds(self, m: int, n: int, k: int, batch: int, dtype: str, kind: str) -> float:
-        """Return the duration of `batch` products `m x k` by `k x n`; `kind` is forward or weight_grad."""
+        """Return the seconds of `batch` products `m x k` by `k x n`; `kind` is forward or weight_grad."""
         curve = self._curve
         rate = self._peak[dtype] * curve.sustained * curve.under_load
         if kind == "weight_grad":
@@ -216,35 +216,35 @@ class GemmCost:
         return (compute**_JOIN + traffic**_JOIN) ** (1 / _JOIN) + curve.floor_us * 1e-6
 
     def _waves(self, tiles: int) -> float:
-        """Return rounds over the multiprocessors; the library recovers a part of the loss in the last one."""
+        """Return rounds over the multiprocessors; libraries recover part of the loss in the last round."""
         even = tiles / self._sm_count
         share = self._curve.wave_quantisation
         return max(1.0, even * (1 - share) + math.ceil(even) * share)
 
 
 class LibraryCosts:
-    """Seconds of products and attention by the first of `names` that knows them; None if none does."""
+    """Seconds of products and attention from the first table in `names` that has them, else None."""
 
     def __init__(self, profile: HardwareProfile, names: Sequence[str]) -> None:
         self._profile = profile
         self._tables = [profile.libraries[name] for name in names if name in profile.libraries]
 
     def product_table(self, dtype: str) -> ProductTable | None:
-        """Return the table of a type; 16-bit types share one."""
+        """Return the table of a compute type; 16-bit types share one."""
         kind = "bf16" if dtype == "fp16" else dtype
         return next((tables.products[kind] for tables in self._tables if kind in tables.products), None)
 
     @property
     def attention_table(self) -> AttentionTable | None:
-        """Return the first table of attention."""
+        """Return the first attention table."""
         return next((tables.attention for tables in self._tables if tables.attention is not None), None)
 
     def product(
         self, m: int, n: int, k: int, dtype: str, slowed: float = 1.0, comes_quantised: bool = False
     ) -> float | None:
-        """Return seconds of one product; `slowed` is the share of the tensor cores' rate in training.
+        """Return the seconds of one product. `slowed`: the share of the tensor cores' rate in training.
 
-        `comes_quantised` excludes the cast before it, in operators that were measured with one.
+        `comes_quantised` excludes the preceding cast from operators that were measured with it.
         """
         table, profile = self.product_table(dtype), self._profile
         if table is None:
@@ -257,7 +257,7 @@ class LibraryCosts:
     def attention_forward(
         self, batch: int, heads: int, kv_heads: int, length: int, head_dim: int, slowed: float = 1.0
     ) -> float | None:
-        """Return seconds of a causal forward of `length` queries and keys; `slowed` as in `product`."""
+        """Return the seconds of a causal forward with `length` queries and keys; `slowed` as in `product`."""
         table, profile = self.attention_table, self._profile
         if table is None:
             return None
@@ -274,14 +274,14 @@ def _array(value: int) -> Array:
 
 @dataclasses.dataclass(slots=True)
 class CpuCosts:
-    """CPU times in integer ns, read once from a profile, as attributes for hot paths.
+    """CPU times in integer ns, read once from a profile and kept as attributes for hot paths.
 
-    `operator_ns`: dispatch of an operator with a kernel, launch excluded; `view_ns`: an operator without a
+    `operator_ns`: dispatch of an operator with a kernel, without the launch; `view_ns`: an operator without a
     kernel; `launch_ns`: a kernel launch; `autograd_node_ns`: one node of the backward graph;
     `module_call_ns`: one `nn.Module.__call__`; `hook_ns`: one Python hook; `collective_ns`: the call of a
     collective with its launch; `event_ns`: record, wait or query of an event; `stream_ns`: switching the
-    current stream; `synchronize_ns`: the call of a synchronisation, waiting excluded;
-    `python_call_ns`: the first call of any other function in Python after an operator.
+    current stream; `synchronize_ns`: the call of a synchronization, without waiting;
+    `python_call_ns`: the first call of any other Python function after an operator.
     """
 
     autograd_node_ns: int
@@ -298,7 +298,7 @@ class CpuCosts:
 
     @classmethod
     def of(cls, profile: HardwareProfile) -> "CpuCosts":
-        """Return the times of a profile."""
+        """Return the times in a profile."""
         names = [spec.name for spec in dataclasses.fields(cls)]
         return cls(**{name: round(getattr(profile.cpu, f"{name[:-3]}_us") * 1000) for name in names})
 
@@ -314,9 +314,9 @@ class AttentionCost:
         compute = flops / rate, in rounds of query blocks over the multiprocessors
         traffic = bytes of queries, keys, values and outputs / bandwidth    (backward: `backward_traffic`)
         time    = floor + compute + traffic
-    They add up: work proportional to the length alone (loading a block, rescaling, writing the result) stalls
-    the tensor cores, so that short sequences reach less of the rate. Backward computes the scores again: five
-    products instead of two. Heads of 64 are slower, since exponentials weigh twice as much against products.
+    The terms add: work proportional to the length (loading a block, rescaling, writing the result) stalls the
+    tensor cores, so short sequences reach less of the rate. Backward recomputes the scores: five products,
+    not two. Heads of size 64 are slower, because exponentials take twice the share relative to products.
     """
 
     def __init__(self, profile: HardwareProfile) -> None:
@@ -337,14 +337,14 @@ class AttentionCost:
         dtype: str,
         kv_heads: int | None,
     ) -> float:
-        """Return the duration of `direction` (forward or backward); `kv_heads` share keys and values."""
+        """Return the seconds of `direction` (forward or backward); `kv_heads`: heads of keys and values."""
         curve = self._curve
         backward = direction == "backward"
         flops = 4.0 * batch * heads * q_len * kv_len * head_dim
         if causal:
             flops *= 0.5
         rate = (curve.backward_tflops if backward else curve.forward_tflops) * 1e12 * curve.under_load
-        # Rates are those of 16-bit tensor cores; in fp32, without flash attention, the peaks' ratio bounds.
+        # Rates are those of 16-bit tensor cores; in fp32, without flash attention, scale by ratio of peaks.
         rate *= self._peak[dtype] / self._peak["bf16"]
         if head_dim <= 64:
             rate *= curve.head_dim_64

@@ -1,7 +1,7 @@
-"""Every figure of a hardware or software profile: its unit, its possible range, its usual range.
+"""All figures of hardware and software profiles: unit, possible range and usual range of each.
 
-The table is `keys.csv`. A file, flag or calibration with a figure outside the possible range is refused. One
-more than ten times as far out as any packaged profile is a warning in the result.
+The table is `keys.csv`. A file, flag or calibration with a figure outside the possible range raises an error.
+A figure more than ten times outside the range of the packaged profiles adds a warning to the result.
 `docs/reference/profile-keys.md` shows the table; tests compare it with the dataclasses and packaged profiles.
 """
 
@@ -23,9 +23,9 @@ class ProfileError(UsageError):
 
 @dataclass(frozen=True)
 class Key:
-    """A figure's row: `name` is the dotted key, without names that a user chooses and list positions.
+    """Row of one figure. `name`: the dotted key, without list positions and names that users choose.
 
-    `least` to `most` is possible, `low` to `high` is the range of packaged profiles.
+    `least` to `most` is the possible range, `low` to `high` the range in packaged profiles.
     """
 
     name: str
@@ -45,19 +45,19 @@ _MORE = table_beside(__file__, "keys.toml")
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:
-    """Raise `ProfileError` with the key and its value unless it keeps the rule."""
+    """Raise `ProfileError` with the key, its value and the rule, unless `condition` holds."""
     if not condition:
         raise ProfileError(f"{key} = {value!r}: {rule}")
 
 
 def check_figures(profile: object) -> None:
-    """Raise `ProfileError` for the first figure of a profile that is not possible."""
+    """Raise `ProfileError` for the first figure of a profile outside its possible range."""
     for key, name, value in figures(profile):
         require(key.least <= value <= key.most, name, value, f"must be {key}")
 
 
 def far_figures(profile: object) -> list[str]:
-    """Return a sentence for each figure that is far from those of every packaged profile."""
+    """Return a message for each figure that is far outside the range of the packaged profiles."""
     return [
         f"{name} = {value:g} {key.unit} is far from every packaged profile ({key.low:,g} to {key.high:,g})"
         for key, name, value in figures(profile)
@@ -66,9 +66,9 @@ def far_figures(profile: object) -> list[str]:
 
 
 def figures(value: object, name: str = "", row: str = "") -> Iterator[tuple[Key, str, float]]:
-    """Yield every figure in a profile or a part of it: row, dotted name, value; of a list least and greatest.
+    """Yield (row, dotted name, value) of all figures in (part of) a profile; of a list minimum and maximum.
 
-    `table` is the prefix in the table of a class that stands elsewhere. Raises `ProfileError` without a row.
+    A class's `table` replaces the prefix `row`. Raises `ProfileError` for a figure without a row.
     """
     if dataclasses.is_dataclass(value):
         row = getattr(value, "table", row)
@@ -104,9 +104,9 @@ def _join(place: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Constant:
-    """One figure of a profile's file, with the source of the key or of the nearest section above it.
+    """One figure of a profile's file, with the source of its key or of the nearest section above.
 
-    `[sources]` or `estimated` names every key of a packaged file or a section above; a test refuses others.
+    In packaged files, `[sources]` or `estimated` must name every key or a section above it (a test checks).
     """
 
     key: str
@@ -116,9 +116,9 @@ class Constant:
 
 
 def constants(table: Mapping[str, Any]) -> list[Constant]:
-    """Return the figures that one profile's file (`table`, as parsed from TOML) gives itself, in its order.
+    """Return the figures in one profile's file (`table`, as parsed from TOML), in the file's order.
 
-    Tables of libraries have one source each, which their section requires.
+    Library tables have one source each, which their section requires.
     """
     sources: Mapping[str, str] = table.get("sources", {})
     estimated: Sequence[str] = table.get("estimated", ())
@@ -128,7 +128,7 @@ def constants(table: Mapping[str, Any]) -> list[Constant]:
 
 def _constant(key: str, value: Any, sources: Mapping[str, str], estimated: Sequence[str]) -> Constant:
     source, estimate = _nearest(key, sources), _nearest(key, estimated)
-    # A section's source does not cover a key that is called an estimate.
+    # A section's source does not cover a key that is listed as an estimate.
     own = source is not None and (estimate is None or len(source) >= len(estimate))
     return Constant(key, value, sources[source] if source and own else None, estimate is not None)
 

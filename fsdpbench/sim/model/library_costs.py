@@ -1,6 +1,6 @@
-"""Library kernels by measured tables: the models of `kernel_costs` times a factor on the shape.
+"""Library kernels from measured tables: the models of `kernel_costs`, times a factor that depends on shape.
 
-Written on arrays: a fit prices hundreds of shapes at a time.
+All functions take arrays, because a fit prices hundreds of shapes at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ELEMENT_BYTES = 2
 def attention_seconds(
     table: AttentionTable, sm_count: int, memory_bandwidth: float, *shape: Array, slowed: float = 1.0
 ) -> Array:
-    """Return seconds of causal forwards in 16 bits; `slowed` is the share of the rate in training.
+    """Return seconds of causal forwards in 16 bits. `slowed`: the share of the rate reached in training.
 
     `shape`: batches, heads, heads of keys, lengths and head sizes.
     """
@@ -30,7 +30,7 @@ def attention_seconds(
 def grid_coordinates(
     batch: Array, heads: Array, kv_heads: Array, length: Array, head_dim: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Return the axes of `AttentionTable.factors`: `batch` x `heads`, `length`, heads a key, head size."""
+    """Return `AttentionTable.factors` coordinates: `batch` x `heads`, `length`, heads per key, size."""
     return batch * heads, length, heads / kv_heads, head_dim
 
 
@@ -46,7 +46,7 @@ def attention_model_seconds(
     *,
     slowed: float = 1.0,
 ) -> Array:
-    """Return `attention_seconds` without the factors of `table`, which are fitted to the residuals."""
+    """Return `attention_seconds` without the factors of `table`, which are fitted to its residuals."""
     flops = 2.0 * batch * heads * length * length * head_dim
     rate = table.forward_tflops * 1e12 * slowed * np.where(head_dim <= 64, table.head_dim_64, 1.0)
     rows = 2 * (heads + kv_heads) * length
@@ -63,7 +63,7 @@ Array = npt.NDArray[np.float64]
 
 
 def node_weights(axes: Sequence[Sequence[float]], *coordinates: Array) -> Array:
-    """Return the nodes' weights, shape (points, nodes); rows sum to 1, the last axis runs fastest."""
+    """Return each node's weight at each point, shape (points, nodes); rows sum to 1, last axis fastest."""
     weights = np.ones((len(coordinates[0]), 1))
     for axis, values in zip(axes, coordinates, strict=True):
         along = _along(np.log2(np.asarray(axis, dtype=float)), np.log2(values))
@@ -72,7 +72,7 @@ def node_weights(axes: Sequence[Sequence[float]], *coordinates: Array) -> Array:
 
 
 def factors_at(grid: FactorGrid, *coordinates: Array) -> Array:
-    """Return the factor at each point."""
+    """Return the factor at each point, interpolated in logarithms."""
     return np.exp(node_weights(grid.axes, *coordinates) @ np.log(np.asarray(grid.factors)))
 
 
@@ -94,7 +94,7 @@ _SPLITS = (1, 2, 3, 4, 8)
 _SMALLEST_SPLIT_K = 256
 _SPLIT_BYTES = 4
 _OUTPUT_BYTES = 2
-# Read in 16 bits, written in 8.
+# Read in 16 bits, written in 8 bits.
 _QUANTISE_BYTES = 3
 _JOIN = 4.0
 _MIB = 1 << 20
@@ -103,7 +103,7 @@ _MIB = 1 << 20
 def product_seconds(
     table: ProductTable, sm_count: int, memory_bandwidth: float, *shape: Array, slowed: float = 1.0
 ) -> Array:
-    """Return seconds of products `m x k` by `k x n`; `slowed` is the share of the rate in training.
+    """Return seconds of products `m x k` by `k x n`. `slowed`: the share of the rate reached in training.
 
     `shape`: m, n and k.
     """
@@ -121,10 +121,10 @@ def product_model_seconds(
     *,
     slowed: float = 1.0,
 ) -> Array:
-    """Return `product_seconds` without the factors of `table`, which are fitted to the residuals.
+    """Return `product_seconds` without the factors of `table`, which are fitted to this model's residuals.
 
-    Two effects are added to `GemmCost`: a first factor that is quantised before (fp8 of some libraries), and
-    operands that stay in the second-level cache between calls, as they do in a measured loop:
+    It adds two effects to `GemmCost`: the first factor may be quantised first (fp8 of some libraries), and
+    operands stay in the second-level cache between calls, as in a measurement loop:
         bandwidth = (1 + (cache_gain - 1) * share) * memory bandwidth,   share = 1 / (1 + (bytes / cache)^2)
     """
     bandwidth = memory_bandwidth * table.memory_efficiency
@@ -140,7 +140,7 @@ def product_model_seconds(
 def _compute(
     table: ProductTable, sm_count: int, bandwidth: float, m: Array, n: Array, k: Array, slowed: float
 ) -> Array:
-    """Return seconds of the fastest tile and split."""
+    """Return seconds with the fastest tile and split."""
     rate = table.peak_tflops * 1e12 * table.sustained * slowed / sm_count
     fastest = np.full(len(m), np.inf)
     for rows, columns, efficiency in table.tiles:

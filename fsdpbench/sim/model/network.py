@@ -1,21 +1,21 @@
 """Durations of collectives: NVLink inside a node, NICs between nodes.
 
-Inside a node the time is ``latency + bytes on the wire / bandwidth``, with the bandwidth read off a curve
-of a few points (log-log) that were fitted to measurements on 8 GPUs; fewer GPUs reach a little less. A
-profile may have curves for each number of ranks instead.
+Inside a node the time is ``latency + bytes on the wire / bandwidth``. The bandwidth is read off a curve of a
+few points (log-log), fitted to measurements on 8 GPUs; fewer GPUs reach slightly less. A profile may have one
+curve per number of ranks instead.
 
-Between nodes NCCL sends around a ring through all nodes:
+Between nodes NCCL uses a ring through all nodes:
 
     node 0             node 1             node 2
     g0 > g1 > .. g7 ===> g0 > g1 > .. g7 ===> g0 > ..      > NVLink hop, === NIC hop
     \\______________________________________________________________________________/
 
-A step of the ring costs a hop's latency, so the latency grows with the ranks; the bytes flow through the
-NICs, one rail for each GPU of a node that takes part. NCCL chooses among three protocols, of which the
-faster to start carry less (LL: half of each word is a flag, and no more than 20 GB/s; LL128: an eighth of
-each line), and, for all-reduce, a tree of nodes whose latency grows with their logarithm. The fastest is
-taken, as NCCL's own tuner does, but all-gathers and reduce-scatters between nodes do without LL128: a
-published loss from 128 to 2,048 GPUs is that of a ring with Simple's latency.
+Each step of the ring costs one hop's latency, so latency grows with the number of ranks. Bytes pass through
+the NICs, with one rail for each participating GPU of a node. NCCL chooses among three protocols; those with
+lower latency have less bandwidth (LL: half of each word is a flag, at most 20 GB/s; LL128: an eighth of each
+line), and for all-reduce a tree of nodes, whose latency grows with their logarithm. As in NCCL's tuner, the
+fastest wins, except that all-gathers and reduce-scatters between nodes never use LL128: published scaling
+losses from 128 to 2,048 GPUs match a ring with the latency of Simple.
 """
 
 import bisect
@@ -27,20 +27,20 @@ from fsdpbench.sim.model.sections import LibraryTables, NicProtocol, RankCurve
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "send_recv", "barrier")
 _GATHERS = ("all_gather", "reduce_scatter")
-# Inputs of unequal sizes go as one broadcast a rank: 20.05 against 17.92 ms in Fig 2a of arXiv 2304.11277.
+# Inputs of unequal sizes are sent as one broadcast per rank: 20.05 against 17.92 ms in Fig 2a of 2304.11277.
 _UNEVEN = 1.12
-# Bytes a GPU (8 a node) under way before the first byte returns. Between two nodes a buffer leaves each once
-# and not twice, except these: all-reduces of 64 MiB to 16 GiB give 73 MB for 16 H100 (3200 Gb/s a node, 209
-# to 487 GB/s of bus bandwidth) and 48 MB for 16 A100 (400 Gb/s, 48 to 77 GB/s, more than the NICs have).
+# Bytes per GPU (8 per node) in flight before the first byte returns. Between two nodes, a buffer leaves each
+# once, not twice, except these bytes. From all-reduces of 64 MiB to 16 GiB: 73 MB for 16 H100 (3200 Gb/s a
+# node, 209 to 487 GB/s of bus bandwidth), 48 MB for 16 A100 (400 Gb/s, 48 to 77 GB/s, above its NICs' rate).
 _FILLS_TWO_NODES = 60e6 / 8
-# A collective of one rank is a copy or nothing.
+# A collective of one rank is at most a copy.
 _ALONE_S = 3e-6
 
 
 class Network:
-    """Durations of collectives among `world_size` ranks, in order of rank, `gpus_per_node` of them a node.
+    """Durations of collectives among `world_size` ranks, placed on nodes of `gpus_per_node` in order of rank.
 
-    With fewer ranks than a node has GPUs, each still has one rail of the node's NICs.
+    If a node has fewer ranks than GPUs, each rank still has one rail of the node's NICs.
     """
 
     def __init__(self, profile: HardwareProfile, world_size: int, gpus_per_node: int) -> None:
@@ -55,9 +55,9 @@ class Network:
     def collective_ns(self, kind: str, nbytes: int, ranks: Sequence[int], *, uneven: bool = False) -> int:
         """Return the duration of one collective among `ranks`, in ns.
 
-        `nbytes` is the full buffer: gathered for all_gather, to be reduced for reduce_scatter and all_reduce;
-        for all_to_all the larger of the bytes that one rank sends and receives; for send_recv those to a
-        neighbour. `uneven`: the ranks' shares differ in size. Raises `ValueError` for an unknown `kind`.
+        `nbytes` is the full buffer: the gathered one for all_gather, the one to reduce for reduce_scatter and
+        all_reduce; for all_to_all the larger of what one rank sends and receives; for send_recv what one
+        neighbour gets. `uneven`: the ranks' shares differ in size. Raises `ValueError` for an unknown `kind`.
         """
         if kind not in KINDS:
             raise ValueError(f"collective {kind!r}: known are {', '.join(KINDS)}")
@@ -70,9 +70,9 @@ class Network:
         return found
 
     def traffic_permille(self, kind: str, nbytes: int, ranks: Sequence[int], *, uneven: bool = False) -> int:
-        """Return the bandwidth through each rank, in thousandths of a large all-gather's inside a node.
+        """Return the bandwidth per rank, in thousandths of that of a large all-gather inside a node.
 
-        The collective of `nbytes` takes multiprocessors and memory bandwidth in about that share (estimated):
+        A collective of `nbytes` takes about that share of multiprocessors and memory bandwidth (an estimate):
         NCCL opens as many channels as the slower of NVLink and NICs can feed.
         """
         size, _ = self._shape(ranks)
@@ -83,11 +83,11 @@ class Network:
         return min(1000, round(1000 * share))
 
     def nodes_of(self, ranks: Sequence[int]) -> int:
-        """Return the number of nodes that `ranks` are on."""
+        """Return the number of nodes that contain `ranks`."""
         return self._shape(ranks)[1]
 
     def _shape(self, ranks: Sequence[int]) -> tuple[int, int]:
-        """Return the numbers of ranks and of their nodes, without iterating over a range."""
+        """Return the numbers of ranks and of their nodes; does not iterate over a range."""
         size, per_node = len(ranks), self.gpus_per_node
         if size == 0:
             raise ValueError("a collective needs at least one rank")
@@ -104,7 +104,7 @@ class Network:
         passes, wire = _passes(kind), self._wire(kind, nbytes, size)
         if nodes == 1:
             return self._by_library(kind, nbytes, size) or self._inside(kind, wire, size, passes)
-        if kind == "send_recv":  # the slowest hop: between nodes, by one GPU's share of the NICs
+        if kind == "send_recv":  # the slowest hop is between nodes, on one GPU's share of the NICs
             nic, bandwidth = self.profile.nic, self._node_bandwidth(1, 1)
             hops = (each.nic_hop_us * 1e-6 + wire / each.carries(bandwidth) for each in nic.protocols)
             return nic.base_us * 1e-6 + min(hops)
@@ -115,16 +115,16 @@ class Network:
 
     @staticmethod
     def _wire(kind: str, nbytes: int, size: int) -> float:
-        """Return the bytes that a rank sends."""
+        """Return the number of bytes that each rank sends."""
         return nbytes * _passes(kind) * (1.0 if kind in ("broadcast", "send_recv") else (size - 1) / size)
 
     def _by_library(self, kind: str, nbytes: int, size: int) -> float | None:
-        """Return seconds inside one node by the measured curves of the libraries that price runs here."""
+        """Return seconds inside a node from curves of the libraries in `runs_use`, if they have any."""
         tables = (self.profile.libraries[name] for name in self.profile.runs_use)
         return next(filter(None, (curve_seconds(table, kind, nbytes, size) for table in tables)), None)
 
     def _inside(self, kind: str, wire: float, size: int, passes: int) -> float:
-        """Return seconds inside one node."""
+        """Return seconds inside a node."""
         nvlink = self.profile.nvlink
         latency = (nvlink.base_us + nvlink.per_rank_us * passes * (size - 1)) * 1e-6
         curve = {"reduce_scatter": nvlink.reduce_scatter, "all_reduce": nvlink.all_reduce}.get(
@@ -134,12 +134,12 @@ class Network:
         return latency + wire / (bandwidth * 1e9)
 
     def _ring(self, kind: str, wire: float, size: int, nodes: int, passes: int) -> float:
-        """Return seconds around all ranks, with the fastest protocol for the size."""
+        """Return seconds of a ring through all ranks, with the fastest protocol for the size."""
         nic = self.profile.nic
         bandwidth = self._node_bandwidth(size, nodes)
         steps_inside, steps_between = (size - nodes) * passes, float(nodes * passes)
         if kind == "all_to_all":
-            # All-to-all needs no ring; the traffic between nodes shares their NICs.
+            # All-to-all uses no ring; traffic between nodes shares the NICs.
             steps_inside, steps_between = 1, 1
             wire = max(wire * (size - size / nodes) / (size - 1), wire / 8)
         steps_between *= nic.hop_factor(nodes)
@@ -151,7 +151,7 @@ class Network:
         )
 
     def _tree(self, nbytes: int, size: int, nodes: int) -> float:
-        """Return seconds up and down a binary tree of nodes, with a chain inside each."""
+        """Return seconds up and down a binary tree of nodes, with a chain of ranks inside each node."""
         nic = self.profile.nic
         bandwidth = self._node_bandwidth(size, nodes) * nic.tree_share
         depth = math.ceil(math.log2(nodes)) * nic.hop_factor(nodes)
@@ -160,17 +160,17 @@ class Network:
         between = min(_tree_time(protocol, depth, inside, carried, bandwidth) for protocol in nic.protocols)
         least = 0.0
         if nodes == 2 and inside > 0:
-            # Links inside a node carry all of it too, in both directions.
+            # Links inside a node also carry all the bytes, in both directions.
             ranks = inside + 1
             least = self._inside("all_reduce", 2 * carried * (ranks - 1) / ranks, ranks, 2)
         return max(nic.base_us * 1e-6 + between, least)
 
     def _carried(self, nbytes: int, rails: int) -> float:
-        """Return the bytes that leave each of two nodes, the root of one tree and a leaf of the other."""
+        """Return the bytes that leave each of two nodes, which is root of one tree and leaf of the other."""
         return nbytes + min(float(nbytes), _FILLS_TWO_NODES * min(rails, self.gpus_per_node))
 
     def _node_bandwidth(self, size: int, nodes: int) -> float:
-        """Return bytes/s that leave a node: its NICs' rails in use, at most NVLink's bandwidth to them."""
+        """Return bytes/s that leave a node over its NIC rails in use, at most NVLink's bandwidth to them."""
         nic = self.profile.nic
         rails = min(math.ceil(size / nodes), self.gpus_per_node)
         share = min(1.0, rails / self.profile.gpus_per_node)
@@ -181,18 +181,18 @@ class Network:
 
 
 def _passes(kind: str) -> int:
-    """Return how often a ring carries the bytes around."""
+    """Return how often the bytes pass around a ring."""
     return 2 if kind in ("all_reduce", "barrier") else 1
 
 
 def _tree_time(protocol: NicProtocol, depth: float, inside: int, carried: float, bandwidth: float) -> float:
-    """Return seconds; `carried` are the bytes that leave a node."""
+    """Return seconds over a tree. `carried`: the bytes that leave a node."""
     latency = 2 * (depth * protocol.nic_hop_us + inside * protocol.nvlink_hop_us) * 1e-6
     return latency + carried / protocol.carries(bandwidth)
 
 
 def value_on(points: Sequence[tuple[float, ...]], size: float) -> float:
-    """Return the value at `size` bytes: linear between points in log-log space, flat beyond the ends."""
+    """Return the value at `size` bytes, interpolated in log-log space and constant beyond the ends."""
     index = bisect.bisect_left(points, (size, 0.0))
     if index == 0:
         return points[0][1]
@@ -203,17 +203,17 @@ def value_on(points: Sequence[tuple[float, ...]], size: float) -> float:
     return float(first * (second / first) ** share)
 
 
-# A collective without its own curve uses that of the one that sends as many bytes.
+# A collective without a curve of its own uses the curve of a collective that sends as many bytes.
 _LIKE = {"broadcast": "all_gather", "barrier": "all_reduce"}
 
 
 def curve_seconds(tables: LibraryTables, kind: str, nbytes: int, size: int) -> float | None:
-    """Return seconds among `size` ranks of one node; None if the library has no curve for `kind`.
+    """Return seconds among `size` ranks of one node, or None if the library has no curve for `kind`.
 
-    Along a curve, time is linear in the logarithms of bytes and microseconds; below its first point the
-    latency stays, beyond its last the time grows with the bytes. Between measured numbers of ranks it is
-    linear in the logarithms, except across `switch_from` ranks, where the switch begins to reduce: there the
-    nearest curve of the same side applies, to the bytes that its ranks send.
+    Each curve is interpolated in the logarithms of bytes and microseconds. Below the first point the latency
+    is constant; beyond the last, time is proportional to bytes. Between measured numbers of ranks, times are
+    interpolated in logarithms too, except across `switch_from` ranks, where the switch begins to reduce:
+    there the nearest curve on the same side applies, scaled to the bytes that its ranks send.
     """
     curves = tables.collectives.get(_LIKE.get(kind, kind))
     if not curves:
@@ -232,12 +232,12 @@ def curve_seconds(tables: LibraryTables, kind: str, nbytes: int, size: int) -> f
 
 
 def _scaled(curve: RankCurve, nbytes: int, size: int) -> float:
-    """Return a curve for another number of ranks, at which they would send as many bytes."""
+    """Return seconds for `size` ranks from another number's curve, at the same bytes sent per rank."""
     sent = (size - 1) / size / ((curve.ranks - 1) / curve.ranks)
     return time_on(curve, nbytes * sent)
 
 
 def time_on(curve: RankCurve, nbytes: float) -> float:
-    """Return seconds of a full buffer of `nbytes` among the curve's own number of ranks."""
+    """Return seconds for a full buffer of `nbytes` among the curve's own number of ranks."""
     largest, us = curve.points[-1]
     return (us * nbytes / largest if nbytes > largest else value_on(curve.points, nbytes)) * 1e-6

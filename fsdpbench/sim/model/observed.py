@@ -1,10 +1,10 @@
-"""Observers of the simulated clock and memory, called as a program uses them.
+"""Observers of the simulated clock and memory, called when a program uses them.
 
-    observe(timeline, observer)     the instance becomes an `ObservedTimeline`, which reports each call
+    observe(timeline, observer)     makes it an `ObservedTimeline`, which reports each call
     forget(timeline, observer)      without observers it is a plain `Timeline` again, at no cost
 
-An allocator's call is observed as one: `TimelineClock` asks the plain `Timeline` for the times inside it, so
-that observers are not notified of those.
+An allocator call is one observation: `TimelineClock` calls the plain `Timeline` for times inside it, and
+observers are not notified of those calls.
 """
 
 from typing import Any
@@ -15,9 +15,9 @@ from fsdpbench.sim.model.timeline import FULL_TRAFFIC, Marker, Timeline, Work
 
 
 class Observer:
-    """Base of observers of clock and allocator; each method does nothing.
+    """Base class of observers of clock and allocator; its methods do nothing.
 
-    Methods in the present tense are called before the call does its work, those in the past after it.
+    Methods in the present tense run before the call that they observe, those in the past tense after it.
     """
 
     def stream_made(self, stream: int) -> None:
@@ -27,36 +27,36 @@ class Observer:
         """Observe a launch of work that takes `duration_ns` alone; `traffic` as in `Timeline.launch`."""
 
     def drawn_ns(self, work: Work, duration_ns: int) -> int:
-        """Return how long the work takes in this run, in nanoseconds."""
+        """Return how long the work takes in this run, in ns."""
         return duration_ns
 
     def recorded(self, stream: int, marker: Marker) -> None:
         """Observe a marker recorded on a stream."""
 
     def stream_waits(self, stream: int, marker: Marker, *, by_program: bool) -> None:
-        """Observe a stream that waits for a marker: requested by the program, or by the device itself."""
+        """Observe that a stream waits for a marker, as the program or the device itself requested."""
 
     def asked(self, marker: Marker, passed: bool) -> None:
-        """Observe a query whether the device has reached a marker."""
+        """Observe a query for whether the device has reached a marker."""
 
     def host_waits(self, marker: Marker) -> None:
-        """Observe the CPU blocking until a marker is reached."""
+        """Observe that the CPU blocks until a marker is reached."""
 
     def host_waits_for_all(self, *, by_program: bool) -> None:
-        """Observe the CPU blocking until the device is idle: for the program, or for a measurement."""
+        """Observe that the CPU blocks until the device is idle, for the program or for a measurement."""
 
     def allocated(self, block: Block) -> None:
-        """Observe a block handed out."""
+        """Observe the allocation of a block."""
 
     def frees(self, block: Block) -> None:
-        """Observe a block being freed; its `stream_uses` are the other streams that used it."""
+        """Observe that a block is freed; `stream_uses` are the other streams that used it."""
 
     def used_on(self, block: Block, stream: int) -> None:
         """Observe work on `stream` that uses a block (`record_stream`)."""
 
 
 class ObservedTimeline(Timeline):
-    """Timeline that reports a program's calls to its observers."""
+    """Timeline that reports the program's calls to its observers."""
 
     def add_stream(self) -> int:
         number = super().add_stream()
@@ -67,7 +67,7 @@ class ObservedTimeline(Timeline):
     def launch(
         self, stream: int, work: Work, duration_ns: int, payload: Any = None, traffic: int = FULL_TRAFFIC
     ) -> None:
-        """Queue work of `duration_ns`, or of the duration that an observer draws."""
+        """Queue work with duration `duration_ns`, or the duration that observers draw."""
         drawn_ns = duration_ns
         for each in self.observers:
             each.launches(stream, work, duration_ns, traffic)
@@ -133,7 +133,7 @@ class ObservedAllocator(CachingAllocator):
 
 
 def observe(observed: Timeline | CachingAllocator, observer: Observer) -> None:
-    """Report all calls to `observer`, after the observers already added."""
+    """Report all calls to `observer`, after the observers added earlier."""
     observed.observers = (*observed.observers, observer)
     _choose_class(observed)
 
@@ -145,7 +145,7 @@ def forget(observed: Timeline | CachingAllocator, observer: Observer) -> None:
 
 
 def _choose_class(observed: Timeline | CachingAllocator) -> None:
-    # Without observers the methods are the plain ones, at no cost (`tests/sim/timing/test_observed.py`).
+    # Without observers, the plain methods run at no additional cost (`tests/sim/timing/test_observed.py`).
     if isinstance(observed, Timeline):
         observed.__class__ = ObservedTimeline if observed.observers else Timeline
     else:

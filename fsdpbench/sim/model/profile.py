@@ -1,7 +1,7 @@
-"""Hardware profiles: everything the simulator knows about a machine, read from one TOML file.
+"""Hardware profiles: all that the simulator knows about a machine, read from one TOML file.
 
-Every file names its sources; estimated figures are listed in its ``estimated``. Derived values
-in the simulator's units (bytes, FLOP/s) are properties of `HardwareProfile`.
+Each file names its sources and lists estimated figures in ``estimated``. Properties of `HardwareProfile`
+derive values in the simulator's units (bytes, FLOP/s).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fsdpbench.sim.model import sections
 from fsdpbench.sim.model.keys import ProfileError, check_figures, far_figures
 from fsdpbench.sim.model.profile_files import ProfileFolder
 
-_PCIE_GB_S = 63  # of PCIe 5.0 x16, each way
-# Of flash attention 2, both ways: FlexAttention's announcement (pytorch.org, 2024); how far it may be off.
+_PCIE_GB_S = 63  # PCIe 5.0 x16, each way
+# Forward and backward rates relative to flash attention 2 (FlexAttention's announcement, 2024), and doubt.
 _FLEX = (0.9, 0.85, 1.4)
 
 
 @dataclass(frozen=True)
 class HardwareProfile:
-    """A kind of machine. `estimated` lists the dotted keys whose figures were not measured.
+    """A kind of machine. `estimated` lists the dotted keys of figures that were not measured.
 
-    `libraries` are tables of isolated operators; those in `runs_use` price training runs.
-    `attention_kernels`: those that a configuration can ask for, by name (`with_attention`).
+    `libraries`: tables of isolated operators; those in `runs_use` price training runs.
+    `attention_kernels`: kernels that a configuration can request by name (`with_attention`).
     """
 
     name: str
@@ -72,29 +72,29 @@ class HardwareProfile:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the device's total memory in bytes, as the driver reports it."""
+        """Return the device's total memory in bytes, as reported by the driver."""
         return int(self.memory.capacity_gib * sections.GIB)
 
     @property
     def context_bytes(self) -> int:
-        """Return the bytes that the CUDA context and libraries hold outside the caching allocator."""
+        """Return the bytes that the CUDA context and libraries use outside the caching allocator."""
         return int(self.memory.context_mib * sections.MIB)
 
     @property
     def usable_memory_bytes(self) -> int:
-        """Return the bytes left for the caching allocator with one communicator."""
+        """Return the bytes available to the caching allocator with one communicator."""
         return (
             self.memory_bytes - self.context_bytes - int(self.memory.nccl_mib_per_communicator * sections.MIB)
         )
 
     @property
     def has_pcie_links(self) -> bool:
-        """Return whether a node's links carry no more than PCIe, whose rates differ between machines."""
+        """Return whether a node's links are no faster than PCIe, whose rates differ between machines."""
         return self.nvlink.peak_gb_s <= _PCIE_GB_S
 
     @property
     def link_gb_s(self) -> float:
-        """Return the peak of links inside a node: over PCIe, that of two GPUs that share it with no one."""
+        """Return the peak GB/s of links inside a node; over PCIe, that of two GPUs without other traffic."""
         rates = [self.nvlink.peak_gb_s]
         for tables in self.libraries.values() if self.has_pcie_links else ():
             for curve in (
@@ -116,11 +116,11 @@ class HardwareProfile:
 
     @property
     def peak_flops(self) -> dict[str, float]:
-        """Return the dense peak in FLOP/s by compute type: bf16, fp16, tf32, fp32."""
+        """Return the dense peaks in FLOP/s by compute type: bf16, fp16, tf32, fp32."""
         return {dtype: tflops * 1e12 for dtype, tflops in self.compute.peak_tflops.items()}
 
     def with_older_kernels(self) -> HardwareProfile:
-        """Return this machine with the kernels before torch 2.11 and CUDA 13, where they differ."""
+        """Return this machine with kernels from before torch 2.11 and CUDA 13, if they differ."""
         if self.older is None:
             return self
         gemm = dataclasses.replace(self.gemm, weight_grad=self.older.gemm.weight_grad)
@@ -129,11 +129,11 @@ class HardwareProfile:
     def with_attention(self, kernel: str) -> HardwareProfile:
         """Return this machine with attention by `kernel`, a value of the setting `attention`.
 
-        Raises `ProfileError` where no figure of the kernel on this chip is known.
+        Raises `ProfileError` if no figures of the kernel on this chip are known.
         """
         own, older = self.attention, self.older
         if kernel in ("auto", "math") or (kernel == own.kernel and older is None):
-            return self  # math is priced operator by operator
+            return self  # "math" is priced operator by operator
         torchs = {each.kernel: each for each in (own if older is None else older.attention, own)}
         known = {**self.attention_kernels, **torchs}
         if flash := known.get("flash2"):
@@ -147,9 +147,9 @@ class HardwareProfile:
         return dataclasses.replace(self, attention=chosen, libraries=tables, older=of_both)
 
     def with_nodes(self, gpus: int | None, nic_gb_s: float | None) -> HardwareProfile:
-        """Return this machine with nodes of `gpus` GPUs and `nic_gb_s` of network each way; None: as now.
+        """Return this machine with `gpus` GPUs and `nic_gb_s` of network per node; None: unchanged.
 
-        NICs stay with their GPUs: without `nic_gb_s`, half the GPUs have half the network.
+        NICs belong to GPUs: without `nic_gb_s`, half the GPUs have half the network.
         """
         node = self.gpus_per_node if gpus is None else gpus
         rate = self.nic.gb_s_per_node * node / self.gpus_per_node if nic_gb_s is None else nic_gb_s
@@ -159,7 +159,7 @@ class HardwareProfile:
         return dataclasses.replace(changed, title=f"{self.title}, {words}")
 
     def doubts(self) -> list[str]:
-        """Return a sentence for each reason why simulations of this machine are doubtful."""
+        """Return a message for each reason to doubt simulations of this machine."""
         compute, links = self.compute, self.nvlink.curve_ranks
         lanes = compute.sm_count * compute.fp32_lanes
         clock = compute.peak_tflops["fp32"] * 1e3 / (2 * lanes)
@@ -173,7 +173,7 @@ class HardwareProfile:
         ]
 
     def node_words(self, used: int = 1 << 62) -> str:
-        """Return the network of a node of which `used` GPUs run ranks: `50 GB/s a node of 4 GPUs`."""
+        """Describe the network of a node with `used` GPUs in use: `50 GB/s a node of 4 GPUs`."""
         gpus = f"{self.gpus_per_node} GPU" + "s" * (self.gpus_per_node != 1)
         words = f"{self.nic.gb_s_per_node:g} GB/s a node of {gpus}"
         if used >= self.gpus_per_node:
@@ -183,17 +183,17 @@ class HardwareProfile:
 
     @property
     def narrow_peak_flops(self) -> dict[str, float]:
-        """Return the dense peak in FLOP/s of the types below 16 bits that libraries have tables of."""
+        """Return dense peaks in FLOP/s of the types below 16 bits for which libraries have tables."""
         tables = [table for library in self.libraries.values() for table in library.products.items()]
         return {dtype: table.peak_tflops * 1e12 for dtype, table in tables if dtype not in sections.DTYPES}
 
 
 def _rebased(below: JsonObject, above: JsonObject) -> None:
-    """Adjust a base's table to the file that builds on it.
+    """Adjust the table of a base profile to the file that extends it.
 
-    NICs follow GPUs: where a file changes only the GPUs of a node, the network is scaled with them. Tables of
-    operators and kernels are of one chip: another peak leaves them behind, unless they price training runs;
-    and of two generations of kernels it takes the older.
+    NICs belong to GPUs: if a file changes only the GPUs per node, the network scales with them. Tables of
+    operators and kernels belong to one chip: if the file changes the peaks, they are dropped unless they
+    price training runs, and the older of two generations of kernels is used.
     """
     peaks = above.get("compute", {}).get("peak_tflops")
     other_chip = peaks is not None
@@ -204,7 +204,7 @@ def _rebased(below: JsonObject, above: JsonObject) -> None:
     if other_chip and (older := below.pop("older", None)) is not None:
         kernels, own = {"flash2": older["attention"], **kernels}, below["attention"]
         below["attention"], below["gemm"] = older["attention"], {**below["gemm"], **older["gemm"]}
-        if same:  # as `calibrate` writes it: a measured kernel is the one that torch takes by itself
+        if same:  # `calibrate` writes such files: the measured kernel is torch's default
             below["attention"] = {**below["attention"], "kernel": own["kernel"]}
         older_last = sorted(below["sources"].items(), key=lambda item: item[0].startswith("older."))
         below["sources"] = {name.removeprefix("older."): text for name, text in older_last}
@@ -218,7 +218,7 @@ def _rebased(below: JsonObject, above: JsonObject) -> None:
 
 
 def contradictions(profile: HardwareProfile) -> Iterator[str]:
-    """Return a sentence for each contradiction between figures."""
+    """Yield a message for each contradiction between figures."""
     for name, value, bound, most in _bounds(profile):
         if value > most:
             yield f"{name} = {value:g}: must not exceed {bound}, {most:g}"
@@ -257,12 +257,11 @@ profile_names, parse_profile = _PROFILES.names, _PROFILES.parse
 
 
 def load_profile(name_or_path: str | Path) -> HardwareProfile:
-    """Read a profile by its name (`profile_names`) or by the path of a TOML file.
+    """Load a profile by name (`profile_names`) or from the path of a TOML file.
 
-    Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be read,
-    is not TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
-
-    `h100-80gb+node-4+nic-50` is a profile whose nodes have 4 GPUs, and 50 GB/s of network.
+    Raises `ProfileError` for an unknown name (and suggests the nearest) and for a file that cannot be read,
+    is not TOML, lacks a key, has an unknown key, or has a value of a wrong type or out of range.
+    `h100-80gb+node-4+nic-50` is a profile with 4 GPUs and 50 GB/s of network per node.
     """
     base, gpus, nic_gb_s = _parts(name_or_path)
     profile = _PROFILES.load(base)
@@ -270,9 +269,9 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
 
 
 def stated_machine(hardware: str, gpus_per_node: int | None, nic_gb_s: float | None = None) -> str:
-    """Return the name of `hardware` with nodes of so many GPUs and so much network each way.
+    """Return the name of `hardware` with this many GPUs and this much network (each way) per node.
 
-    Raises `ProfileError` if the name contradicts these, or the machine is impossible.
+    Raises `ProfileError` if the name contradicts the arguments, or if the machine is impossible.
     """
     base, gpus, rate = _parts(hardware)
     if gpus_per_node is not None and gpus is None and _PROFILES.load(base).gpus_per_node == gpus_per_node:
@@ -292,7 +291,7 @@ def stated_machine(hardware: str, gpus_per_node: int | None, nic_gb_s: float | N
 
 
 def profile_layers(name_or_path: str | Path) -> list[tuple[str, frozenset[str]]]:
-    """Return (name, keys given) for each file of a profile, from its own to its last base."""
+    """Return (name, keys that it sets) of each file of a profile, from its own to its last base."""
     base, gpus, nic_gb_s = _parts(name_or_path)
     stated = {"gpus_per_node": gpus, "nic": nic_gb_s}
     keys = frozenset(key for key, value in stated.items() if value is not None)
@@ -303,7 +302,7 @@ _STATED = re.compile(r"(.+?)(?:\+node-([0-9]{1,9}))?(?:\+nic-([0-9.]+(?:e[+-]?[0
 
 
 def _parts(name_or_path: str | Path) -> tuple[str | Path, int | None, float | None]:
-    """Split `h100-80gb+node-4+nic-50` into the profile's name or path and its node's GPUs and GB/s."""
+    """Split `h100-80gb+node-4+nic-50` into the profile's name or path, GPUs per node and GB/s per node."""
     found = _STATED.fullmatch(str(name_or_path))
     if found is None or (found[2] is None and found[3] is None):
         return name_or_path, None, None
@@ -315,7 +314,7 @@ def _parts(name_or_path: str | Path) -> tuple[str | Path, int | None, float | No
 
 
 def _name(base: str, gpus: int | None, nic_gb_s: float | None) -> str:
-    """Return `h100-80gb+node-4+nic-50`; the number is exact where six digits are not."""
+    """Return `h100-80gb+node-4+nic-50`, with the exact number if six digits are not enough."""
     node = "" if gpus is None else f"+node-{gpus}"
     if nic_gb_s is None:
         return base + node
@@ -339,14 +338,14 @@ _FITTED_TO = 8
 
 
 def of_slowest(profile: HardwareProfile, ranks: int) -> HardwareProfile:
-    """Return `profile` with the rates of the slowest of `ranks` GPUs, which end a data-parallel step.
+    """Return `profile` with the rates of the slowest of `ranks` GPUs, which determines a data-parallel step.
 
-    Under a power limit each chip settles at its own clock. With a spread s (standard deviation over the mean,
-    `compute.clock_spread`) the slowest of n is expected at mean x (1 - s x z(n)), z being `expected_largest`:
+    Under a power limit each chip reaches its own clock. With a spread s (standard deviation over mean,
+    `compute.clock_spread`), the slowest of n is expected at mean x (1 - s x z(n)); z is `expected_largest`:
         n       1     8    64   512   2048
         z(n)    0   1.43  2.34  3.03  3.43
-    A profile's rates under load were fitted to runs of 8 GPUs and more: they are those of the slowest of 8.
-    Clocks change what is limited by arithmetic; memory-bound kernels stay as they are.
+    A profile's rates under load were fitted to runs of at least 8 GPUs, so they are those of the slowest of
+    8. Clocks affect kernels that are limited by arithmetic; memory-bound kernels do not change.
     """
     slower = 1 + profile.compute.clock_spread * (expected_largest(ranks) - expected_largest(_FITTED_TO))
     return dataclasses.replace(
@@ -359,5 +358,5 @@ def of_slowest(profile: HardwareProfile, ranks: int) -> HardwareProfile:
 
 
 def expected_largest(draws: int) -> float:
-    """Return the expected largest of n normal draws, in standard deviations above the mean (Blom 1958)."""
+    """Return the expected maximum of n normal draws, in standard deviations above the mean (Blom 1958)."""
     return NormalDist().inv_cdf((draws - 0.375) / (draws + 0.25))

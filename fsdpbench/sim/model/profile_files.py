@@ -1,6 +1,6 @@
-"""A folder of profiles: packaged TOML files by name, and a user's own by path.
+"""Folders of profiles: packaged TOML files by name, and a user's files by path.
 
-Errors of hardware and software profiles begin with the kind and the file.
+Error messages begin with the kind of profile and the file.
 """
 
 import dataclasses
@@ -22,32 +22,32 @@ P = TypeVar("P")
 
 
 def _keys(table: Mapping[str, Any]) -> frozenset[str]:
-    """Return the keys of a file: of tables their names, and those of their keys, `nic.base_us`."""
+    """Return the keys in a file: top-level ones, and those inside tables as `nic.base_us`."""
     tables = {name: value for name, value in table.items() if isinstance(value, Mapping)}
     return frozenset([*table, *(f"{name}.{key}" for name, value in tables.items() for key in value)])
 
 
 @dataclass(frozen=True)
 class ProfileFolder(Generic[P]):
-    """Profiles of one kind: `kind` names it in errors, `made` is the dataclass that a file becomes."""
+    """Profiles of one kind. `kind`: its name in errors; `made`: the dataclass to build from a file."""
 
     kind: str
     folder: Path
     made: type[P]
     rebase: Callable[[JsonObject, JsonObject], None] = lambda below, above: None
-    """Adjusts a base's table to the file that builds on it."""
+    """Adjusts the table of a base profile to the file that extends it."""
     judge: Callable[[Any], None] = lambda profile: None
-    """Raises `ProfileError` for a profile whose figures cannot be true together."""
+    """Raises `ProfileError` for a profile whose figures contradict each other."""
 
     def names(self) -> list[str]:
         """Return the sorted names of the packaged profiles."""
         return sorted(path.stem for path in self.folder.glob("*.toml"))
 
     def load(self, name_or_path: str | Path) -> P:
-        """Read a profile by its name or by the path of a TOML file.
+        """Load a profile by name or from the path of a TOML file.
 
-        Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be
-        read, is not TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
+        Raises `ProfileError` for an unknown name (and suggests the nearest) and for a file that cannot be
+        read, is not TOML, lacks a key, has an unknown key, or has a value of a wrong type or out of range.
         """
         text = str(name_or_path)
         known = self.names()
@@ -65,9 +65,9 @@ class ProfileFolder(Generic[P]):
         raise ProfileError(f"unknown {self.kind} {text!r}: {hint} A path to a .toml file is taken too.")
 
     def layers(self, name_or_path: str | Path) -> list[tuple[str, frozenset[str]]]:
-        """Return each file's name and own keys, from the profile down to its last base.
+        """Return the name and own keys of each file, from the profile to its last base.
 
-        A file that cannot be read has no layers.
+        If the first file cannot be read, return no layers.
         """
         text, known = str(name_or_path), self.names()
         packaged = text.lower() in known
@@ -83,7 +83,7 @@ class ProfileFolder(Generic[P]):
             layers.append((str(base), _keys(table)))
         return layers
 
-    # Read once: a process that forks reads packaged files for its children.
+    # Cached: a process that forks reads packaged files once for its children.
     @functools.cache  # noqa: B019 - a folder lives as long as the process
     def _table(self, name: str) -> Mapping[str, Any]:
         try:
@@ -96,7 +96,7 @@ class ProfileFolder(Generic[P]):
         return self._make(dict(self._table(name)), name)
 
     def parse(self, content: str | bytes, origin: str) -> P:
-        """Parse a profile from TOML text; `origin` (a file name) begins every error message."""
+        """Parse a profile from TOML text; error messages begin with `origin` (a file name)."""
         try:
             table = parse_toml(content, origin)
         except UnreadableError as error:
@@ -113,7 +113,7 @@ class ProfileFolder(Generic[P]):
         return profile
 
     def _on_its_base(self, table: JsonObject) -> JsonObject:
-        """Complete the table with the packaged profile that `base = "NAME"` names."""
+        """Complete the table from the packaged profile that `base = "NAME"` names."""
         base = table.pop("base", None)
         if base is None:
             return table
@@ -126,7 +126,7 @@ class ProfileFolder(Generic[P]):
 
 
 def _merged(below: JsonObject, above: JsonObject) -> JsonObject:
-    """Return `above` over `below`, table by table."""
+    """Return `below` updated with `above`, nested tables included."""
     merged = dict(below)
     for key, value in above.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -143,12 +143,12 @@ _UNPLACED = (
     sections.RankCurve,
 )
 _LARGEST = 1e18
-"""No figure of a machine is near it; beyond, products of figures overflow."""
+"""Figures of machines are far smaller; beyond this, products of figures overflow."""
 _LONGEST_TEXT, _LONGEST_LIST = 2000, 1000
 
 
 def build(cls: type, table: Mapping[str, Any], prefix: str) -> object:
-    """Make a dataclass from a TOML table, checking keys and types; ``prefix`` is its place in the file."""
+    """Build a dataclass from a TOML table, checking keys and types; `prefix`: its place in the file."""
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in table:
@@ -165,7 +165,7 @@ def build(cls: type, table: Mapping[str, Any], prefix: str) -> object:
     try:
         return cls(**values)
     except ProfileError as error:
-        # Curves and library tables do not know their place; sections name themselves.
+        # Curves and library tables do not know their place in the file; other sections name themselves.
         raise ProfileError(f"{prefix}{error}" if cls in _UNPLACED else str(error)) from None
 
 
@@ -178,13 +178,13 @@ def _listed(value: Any, key: str) -> list[Any]:
 
 
 def _convert(hint: Any, value: Any, key: str) -> Any:
-    """Check one TOML value against a field's type and turn lists into tuples, tables into dataclasses."""
+    """Check a TOML value against a field's type; turn lists into tuples and tables into dataclasses."""
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise ProfileError(f"{key} = {value!r}: must be a table")
         return build(typing.cast(type, hint), value, key + ".")
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:  # X | None: what is there is an X
+    if origin is types.UnionType:  # X | None: a value that is given is an X
         return _convert(arguments[0], value, key)
     if origin is tuple:
         inner = arguments[0] if len(arguments) == 2 and arguments[1] is Ellipsis else float
@@ -196,7 +196,7 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             {name: _convert(arguments[1], item, f"{key}.{name}") for name, item in value.items()}
         )
     if hint is float and type(value) in (int, float):
-        if not abs(value) <= _LARGEST:  # nan too
+        if not abs(value) <= _LARGEST:  # also refuses nan
             raise ProfileError(f"{key} = {value!r}: must be a finite number, up to {_LARGEST:g}")
         return float(value)
     if type(value) is hint:

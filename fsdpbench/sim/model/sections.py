@@ -1,6 +1,6 @@
-"""Sections of a hardware profile: frozen dataclasses.
+"""Sections of a hardware profile, as frozen dataclasses.
 
-Fields have the TOML file's names, units included, so that a figure reads the same in file, code and report.
+Fields have the names in the TOML file, with units, so a figure has one name in file, code and report.
 Ranges: `fsdpbench.sim.model.keys`; effect on costs: `kernel_costs.py` and `network.py`.
 """
 
@@ -20,7 +20,7 @@ TILE = ("rows", "columns", "efficiency")
 
 
 def require_columns(key: str, rows: Sequence[Sequence[float]], columns: Sequence[str]) -> None:
-    """Raise `ProfileError` unless there are rows, each with a positive figure for every column."""
+    """Raise `ProfileError` unless there are rows, each with one positive figure per column."""
     require(len(rows) > 0, key, list(rows), f"needs at least one [{', '.join(columns)}]")
     for row in rows:
         whole = len(row) == len(columns) and min(row) > 0
@@ -31,8 +31,8 @@ def require_columns(key: str, rows: Sequence[Sequence[float]], columns: Sequence
 class MemoryProfile:
     """Device memory. `capacity_gib` is the total that the driver reports.
 
-    `context_mib` is held outside the caching allocator by the CUDA context and libraries;
-    `nccl_mib_per_communicator` by each NCCL communicator.
+    `context_mib` is what the CUDA context and libraries use outside the caching allocator;
+    `nccl_mib_per_communicator` is what each NCCL communicator uses.
     """
 
     capacity_gib: float
@@ -43,11 +43,11 @@ class MemoryProfile:
 
 @dataclass(frozen=True)
 class ComputeProfile:
-    """Streaming multiprocessors and dense peak rates; ``peak_tflops`` has the keys bf16, fp16, tf32, fp32.
+    """Streaming multiprocessors and dense peak rates. ``peak_tflops`` has the keys bf16, fp16, tf32, fp32.
 
-    ``clock_spread``: standard deviation of the clocks that GPUs of this kind hold under load, as a share
-    (`fsdpbench.sim.model.profile`); ``fp32_lanes``: those of a multiprocessor, each two FLOPs a cycle;
-    ``issue_share``: of the instructions that its schedulers could issue, what address arithmetic reaches.
+    ``clock_spread``: standard deviation over mean of the clocks of such GPUs under load
+    (`fsdpbench.sim.model.profile`); ``fp32_lanes``: lanes per multiprocessor, each with two FLOPs per cycle;
+    ``issue_share``: share of the schedulers' peak instruction rate that address arithmetic reaches.
     """
 
     sm_count: int
@@ -65,10 +65,10 @@ class ComputeProfile:
 
 @dataclass(frozen=True)
 class GemmProfile:
-    """Efficiency of dense matrix products, modelled by `kernel_costs.GemmCost`.
+    """Efficiency of dense matrix products (model: `kernel_costs.GemmCost`).
 
-    `tiles` lists the output tiles the library chooses from, each `[rows, columns, efficiency]`, the
-    efficiency being the share of a multiprocessor's peak that the tile reaches in its main loop.
+    `tiles` lists the output tiles that the library chooses from, each `[rows, columns, efficiency]`, where
+    `efficiency` is the share of a multiprocessor's peak that the tile's main loop reaches.
     """
 
     tiles: tuple[tuple[float, float, float], ...]
@@ -86,13 +86,13 @@ class GemmProfile:
 
 @dataclass(frozen=True)
 class AttentionProfile:
-    """Flash attention, modelled by `kernel_costs.AttentionCost`.
+    """Flash attention (model: `kernel_costs.AttentionCost`).
 
-    Rates are those of long sequences with heads of 128, `head_dim_64` the share that smaller heads reach.
-    They are of `kernel`, the one that torch takes by itself. The memory-efficient kernel (masks, biases)
-    reaches `efficient_share` of them, the flash-attn package `flash_share`. `backward_traffic`: traffic of
-    backward over that of a forward whose keys have as many heads as queries; 0: 2.5 times the forward's own.
-    `doubt`: the factor by which rates that were not measured may be off.
+    Rates are for long sequences with heads of size 128; smaller heads reach the share `head_dim_64`. They
+    belong to `kernel`, torch's default. The memory-efficient kernel (masks, biases) reaches `efficient_share`
+    of them, the flash-attn package `flash_share`. `backward_traffic`: memory traffic of backward relative to
+    a forward with as many heads of keys as of queries; 0 means 2.5 times the forward's own traffic. `doubt`:
+    factor by which rates that were not measured may be wrong.
     """
 
     forward_tflops: float
@@ -110,29 +110,29 @@ class AttentionProfile:
     table: ClassVar[str] = "attention"
 
     def times(self, forward: float, backward: float) -> "AttentionProfile":
-        """Return it with rates that are these shares of its own."""
+        """Return a copy with rates multiplied by `forward` and `backward`."""
         rates = self.forward_tflops * forward, self.backward_tflops * backward
         return dataclasses.replace(self, forward_tflops=rates[0], backward_tflops=rates[1])
 
 
 @dataclass(frozen=True)
 class AttentionKernel(AttentionProfile):
-    """Another kernel than that which torch takes by itself; `source`: origin of its figures."""
+    """A kernel other than torch's default; `source`: origin of its figures."""
 
     source: str = ""
 
 
 @dataclass(frozen=True)
 class OlderProducts:
-    """Products of libraries before CUDA 13: `weight_grad` as in `GemmProfile`."""
+    """Products in libraries before CUDA 13; `weight_grad` as in `GemmProfile`."""
 
     weight_grad: float
 
 
 @dataclass(frozen=True)
 class OlderKernels:
-    """Kernels before torch 2.11 and CUDA 13, where they differ: flash attention 2 for cuDNN's attention,
-    slower weight gradients. Software of that time has `kernels.older`."""
+    """Kernels from before torch 2.11 and CUDA 13, if different: flash attention 2 instead of cuDNN's
+    attention, slower weight gradients. Software profiles use them if `kernels.older` is set."""
 
     attention: "AttentionProfile"
     gemm: OlderProducts
@@ -141,9 +141,9 @@ class OlderKernels:
 
 @dataclass(frozen=True)
 class BandwidthProfile:
-    """Memory-bound kernels: share of the peak bandwidth by kind, above a floor for each kernel.
+    """Memory-bound kernels: share of the peak bandwidth by kind, and a minimum time for each kernel.
 
-    `fused_gain`: bandwidth of Inductor's kernels over that of eager ones.
+    `fused_gain`: bandwidth of Inductor's kernels relative to eager kernels.
     """
 
     efficiency: Mapping[str, float]
@@ -157,7 +157,7 @@ class BandwidthProfile:
 
 @dataclass(frozen=True)
 class CpuProfile:
-    """CPU times in microseconds for one occurrence each."""
+    """CPU times in microseconds, each for one occurrence."""
 
     operator_us: float
     view_us: float
@@ -178,7 +178,7 @@ class CpuProfile:
 
 @dataclass(frozen=True)
 class LinkCurve:
-    """Bus bandwidth of a collective by the bytes that one rank sends: ``points`` of ``[bytes, GB/s]``."""
+    """Bus bandwidth of a collective by the bytes that each rank sends: ``points`` of ``[bytes, GB/s]``."""
 
     points: tuple[tuple[float, float], ...]
     table: ClassVar[str] = "nvlink"
@@ -188,17 +188,17 @@ class LinkCurve:
         sizes = [size for size, _ in self.points]
         require(sizes == sorted(set(sizes)), "points", sizes, "bytes must rise strictly")
         times = [size / rate for size, rate in self.points]
-        # Fitted curves step where the protocol changes, but no more than that.
+        # Fitted curves jump where the protocol changes, but not further.
         steady = all(later > earlier / 2 for earlier, later in itertools.pairwise(times))
         require(steady, "points", self.points, "more bytes must not take less time")
 
 
 @dataclass(frozen=True)
 class NvlinkProfile:
-    """Collectives inside a node, modelled by `fsdpbench.sim.model.network`.
+    """Collectives inside a node (model: `fsdpbench.sim.model.network`).
 
-    Curves hold for `curve_ranks` GPUs; n of them reach `(n / curve_ranks) ** ranks_exponent` of it.
-    `peak_gb_s` bounds the traffic of a large ring inside each node. `copy_engine_gathers`: whether copy
+    Curves hold for `curve_ranks` GPUs; n GPUs reach `(n / curve_ranks) ** ranks_exponent` of them.
+    `peak_gb_s` limits the traffic of a large ring inside each node. `copy_engine_gathers`: whether copy
     engines can gather in symmetric memory, in the same time and without slowing computation.
     """
 
@@ -215,9 +215,9 @@ class NvlinkProfile:
 
 @dataclass(frozen=True)
 class NicProtocol:
-    """One of NCCL's protocols: a hop's latency over NVLink and over a NIC, and its share of the bandwidth.
+    """One of NCCL's protocols: latency of a hop over NVLink and over a NIC, and share of the bandwidth.
 
-    `most_gb_s` bounds what a rank sends. `gathers`: used by all-gathers and reduce-scatters between nodes.
+    `most_gb_s` limits what a rank sends. `gathers`: used by all-gathers and reduce-scatters between nodes.
     """
 
     nvlink_hop_us: float
@@ -228,15 +228,15 @@ class NicProtocol:
     table: ClassVar[str] = "nic.protocols"
 
     def carries(self, bandwidth: float) -> float:
-        """Return the bytes/s it carries over links of `bandwidth` bytes/s."""
+        """Return the bytes/s that the protocol reaches over links of `bandwidth` bytes/s."""
         return min(bandwidth * self.bandwidth_share, self.most_gb_s * 1e9)
 
 
 @dataclass(frozen=True)
 class NicProfile:
-    """The network between nodes. `gb_s_per_node` is the sum over all NICs of a node.
+    """The network between nodes. `gb_s_per_node`: sum over all NICs of a node.
 
-    `hop_growth`: the share by which each doubling of the nodes beyond 16 lengthens a hop; up to 16, latencies
+    `hop_growth`: increase of a hop's time for each doubling of the nodes beyond 16; latencies up to 16 nodes
     are published.
     """
 
@@ -251,16 +251,16 @@ class NicProfile:
         require(len(self.protocols) > 0, "nic.protocols", self.protocols, "needs at least one")
 
     def hop_factor(self, nodes: int) -> float:
-        """Return the time of a hop among `nodes` nodes, relative to that among 16 or fewer."""
+        """Return the time of a hop among `nodes` nodes, relative to 16 or fewer nodes."""
         return 1 + self.hop_growth * math.log2(max(1.0, nodes / 16))
 
 
 @dataclass(frozen=True)
 class ContentionProfile:
-    """Slow-down of a kernel while the other kind runs beside it (1: none).
+    """Slow-down of computation and communication kernels while the other kind also runs (1: none).
 
-    `kernel_share`: slow-down among kernels of several streams. With 1 two that run together take twice as
-    long, so that nothing is gained; with 0 neither slows the other.
+    `kernel_share`: slow-down among kernels of several streams. With 1, two concurrent kernels take twice as
+    long, so concurrency gains nothing; with 0 they do not slow each other.
     """
 
     compute_slowdown: float
@@ -270,9 +270,9 @@ class ContentionProfile:
 
 @dataclass(frozen=True)
 class HostLinkProfile:
-    """The link between a GPU and its host's memory (CPU offload, copies to and from the host), and what one
-    rank of a full node has of that memory: bandwidth (optimizer steps on the host) and size (the default is
-    assumed: 1 TB of 8 GPUs, the least of published nodes of A100 and H100)."""
+    """The link between a GPU and its host's memory (CPU offload, host-device copies), and one rank's share of
+    that memory on a full node: bandwidth (optimizer steps on the host) and size (default assumed: 1 TB for 8
+    GPUs, the least among published A100 and H100 nodes)."""
 
     gb_s: float
     latency_us: float
@@ -282,17 +282,17 @@ class HostLinkProfile:
 
 @dataclass(frozen=True)
 class StorageProfile:
-    """The file system that checkpoints are written to, which reads as fast. `gb_s`: all nodes together; 0:
-    20 GB/s for every 32 nodes. Both defaults are published: the "better" class of storage, in writing, of
-    NVIDIA's DGX SuperPOD reference architecture (DGX H100)."""
+    """The file system for checkpoints; it reads as fast as it writes. `gb_s`: all nodes together; 0 means 20
+    GB/s per 32 nodes. Both defaults are published: write rates of the "better" storage class in NVIDIA's DGX
+    SuperPOD reference architecture (DGX H100)."""
 
     gb_s_per_node: float = 4.0
     gb_s: float = 0.0
 
 
-# `[libraries.NAME]` tables are fitted to measured operators by `ci/fit_profiles.py`. The libraries in
-# `runs_use` price training runs; without it `[gemm]`, `[attention]` and `[nvlink]` do, and the tables price
-# only what those lack (fp8, nvfp4). Models: `library_costs` and `network` of `fsdpbench.sim.model`.
+# `ci/fit_profiles.py` fits the `[libraries.NAME]` tables to measured operators. Libraries in `runs_use` price
+# training runs. Without `runs_use`, `[gemm]`, `[attention]` and `[nvlink]` do, and the tables price only what
+# those sections lack (fp8, nvfp4). Models: `library_costs` and `network` of `fsdpbench.sim.model`.
 PRODUCT_TYPES = ("bf16", "fp8", "nvfp4")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
@@ -304,9 +304,9 @@ def _require_rising(key: str, values: tuple[float, ...]) -> None:
 
 @dataclass(frozen=True)
 class FactorGrid:
-    """Factors on the model's time at the nodes of ``axes``; between them linear in the logarithms.
+    """Factors on a model's time at the nodes of ``axes``, interpolated linearly in logarithms.
 
-    ``factors`` lists the nodes with the last axis fastest.
+    ``factors`` lists the nodes, last axis fastest.
     """
 
     axes: tuple[tuple[float, ...], ...]
@@ -324,8 +324,8 @@ class FactorGrid:
 class ProductTable:
     """Matrix products of one type: the tile model of `kernel_costs` and factors on (m, n, k).
 
-    ``operand_bytes`` is an element of both factors, its scales included. ``quantise`` counts how often the
-    first factor is read in 16 bits and written again before (0: it comes quantised). What fits into
+    ``operand_bytes``: size of an element of both factors, including scales. ``quantise``: how often the first
+    factor is first read in 16 bits and written again (0: it is already quantised). Data that fits into
     ``cache_mib`` is read ``cache_gain`` times as fast.
     """
 
@@ -350,9 +350,9 @@ class ProductTable:
 
 @dataclass(frozen=True)
 class AttentionTable:
-    """Attention forward: the model of `fsdpbench.sim.model.kernel_costs`, with factors on it.
+    """Attention forward: the model of `fsdpbench.sim.model.kernel_costs` with factors.
 
-    The factors' axes are batch times heads, length, heads that share a key, and head size.
+    Axes of the factors: batch times heads, length, query heads per key head, and head size.
     """
 
     forward_tflops: float
@@ -385,10 +385,10 @@ class RankCurve:
 
 @dataclass(frozen=True)
 class LibraryTables:
-    """Measured operators of one library. Any part may be missing.
+    """Measured operators of one library; each part may be missing.
 
-    `switch_from`: number of ranks from which collectives are reduced in the switch (0: never); `source`:
-    origin of the measurements.
+    `switch_from`: number of ranks from which the switch reduces in collectives (0: never); `source`: origin
+    of the measurements.
     """
 
     version: str

@@ -1,9 +1,9 @@
-"""Software profiles: figures and behaviour of a time's software rather than of a chip, from one TOML file.
+"""Software profiles: figures and behaviour of a software version, not of a chip, from one TOML file.
 
     SoftwareProfile ──> Simulation.start(..., software=...) ──> prices, collectives, mechanisms
                    └──> systems and worker: refusals, calls of FSDP1, the trainer's work
 
-Software is named, as hardware is; `current` is the installed torch as it is.
+Profiles are selected by name, like hardware; `current` is the installed torch.
 """
 
 import dataclasses
@@ -17,25 +17,25 @@ from fsdpbench.sim.model.keys import ProfileError, check_figures, require
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.profile_files import ProfileFolder
 
-# Every default is the behaviour of the installed torch and of the bench's own training loop, so that a file
-# holds only differences. Fields have the TOML file's names.
+# Each default is the behaviour of the installed torch and of the bench's own training loop, so files hold
+# only differences. Fields have the names in the TOML file.
 CURRENT = "current"
-"""The profile that changes nothing."""
+"""The profile without changes."""
 
 
 @dataclass(frozen=True)
 class CollectivesSoftware:
-    """``own_streams``: collectives are on the communicator's stream, with `record_stream` (torch < 2.8)."""
+    """``own_streams``: collectives run on the communicator's stream, with `record_stream` (torch < 2.8)."""
 
     own_streams: bool = False
 
 
 @dataclass(frozen=True)
 class AttentionSoftware:
-    """Fused attention. Rates are shares of those that the hardware's profile gives for today's kernels.
+    """Fused attention. Rates are relative to those of today's kernels in the hardware profile.
 
-    ``unpads``: queries, keys and values are packed by the padding mask before the kernel and its output is
-    unpacked, as flash-attn's `bert_padding` does.
+    ``unpads``: the padding mask packs queries, keys and values before the kernel, and its output is unpacked,
+    as in flash-attn's `bert_padding`.
     """
 
     forward_rate: float = 1.0
@@ -45,15 +45,15 @@ class AttentionSoftware:
 
 @dataclass(frozen=True)
 class KernelsSoftware:
-    """Kernels of libraries. `older`: those before torch 2.11 and CUDA 13 (`sections.OlderKernels`)."""
+    """Library kernels. `older`: kernels from before torch 2.11 and CUDA 13 (`sections.OlderKernels`)."""
 
     older: bool = False
 
 
 @dataclass(frozen=True)
 class CheckpointingSoftware:
-    """Activation checkpointing. `reentrant`: recompute a block to its end, torch's default before 2.1.
-    `by_operator`: a block can keep outputs of operators (torch 2.4)."""
+    """Activation checkpointing. `reentrant`: recompute whole blocks, torch's default before 2.1.
+    `by_operator`: blocks can keep outputs of selected operators (torch 2.4)."""
 
     reentrant: bool = False
     by_operator: bool = True
@@ -61,8 +61,8 @@ class CheckpointingSoftware:
 
 @dataclass(frozen=True)
 class OperatorsSoftware:
-    """Operators. `composed_rms_norm`: RMSNorm is composed of operators, as before torch 2.9. `fused_rotary`:
-    Llamas rotate queries and keys in one pass each, by their own kernel."""
+    """Operators. `composed_rms_norm`: RMSNorm consists of several operators, as before torch 2.9.
+    `fused_rotary`: Llamas rotate queries and keys with a custom kernel, in one pass each."""
 
     composed_rms_norm: bool = False
     fused_rotary: bool = False
@@ -70,7 +70,7 @@ class OperatorsSoftware:
 
 @dataclass(frozen=True)
 class LlamaSoftware:
-    """Fields of the bench's Llamas as in published code of a time, where a shape does not set them
+    """Fields of the bench's Llamas as in published code of the time, unless a shape sets them
     (`workloads/families/llama.py`)."""
 
     norms: str = "fused"
@@ -81,11 +81,11 @@ class LlamaSoftware:
 
 @dataclass(frozen=True)
 class Fsdp1Software:
-    """PyTorch's FSDP1. `use_orig_params`: modules have their own parameters (torch 2.0).
+    """PyTorch's FSDP1. `use_orig_params`: modules keep their own parameters (torch 2.0).
 
     `copies_gradients`: each unit's gradient is padded even without need, and the shard is zeroed.
     `limits_prefetched_units`: the rate limiter also counts prefetched units. `views_on_compute_stream`: views
-    of the flat parameter, and their backward, are made on the compute stream; since 2.0 on the all-gathers'.
+    of the flat parameter, and their backward, run on the compute stream; since 2.0 on the all-gather stream.
     """
 
     use_orig_params: bool = True
@@ -96,11 +96,11 @@ class Fsdp1Software:
 
 @dataclass(frozen=True)
 class TrainerSoftware:
-    """A trainer's additions to each microbatch of the bench's training loop.
+    """Work that a trainer adds to each microbatch of the bench's training loop.
 
-    `fused_loss`: the loss is one pass over the logits forward and one backward. `keeps_outputs`: logits live
-    until the next microbatch's. `metrics`: cross entropies of the kept logits after each backward. `host_us`:
-    CPU time after each backward.
+    `fused_loss`: the loss passes over the logits once in forward and once in backward. `keeps_outputs`:
+    logits live until those of the next microbatch. `metrics`: number of cross entropies of the kept logits
+    after each backward. `host_us`: CPU time after each backward.
     """
 
     fused_loss: bool = False
@@ -119,7 +119,7 @@ class TrainerSoftware:
 
 @dataclass(frozen=True)
 class SoftwareProfile:
-    """The software of one time. `sources` names each difference from the installed one, by key or section."""
+    """A software version. `sources` names each difference from the installed software, by key or section."""
 
     name: str
     title: str
@@ -158,28 +158,28 @@ class SoftwareProfile:
         return {key: value for key, value, default in self._values() if value != default}
 
     def changed(self, keys: Sequence[str]) -> list[str]:
-        """Return those of `keys` that are in `changes`."""
+        """Return the members of `keys` that are in `changes`."""
         return [key for key in keys if key in self.changes]
 
     @property
     def of_llamas(self) -> dict[str, bool | int | float | str]:
-        """Return the fields of the bench's own Llamas that differ: field of the shape -> value."""
+        """Return the changed fields of the bench's own Llamas: field of the shape -> value."""
         return {
             key.partition(".")[2]: value for key, value in self.changes.items() if key.startswith("llama.")
         }
 
     @property
     def of_the_bench(self) -> list[str]:
-        """Return the keys of `changes` that affect the bench's own models and loop, which scripts lack."""
+        """Return the keys in `changes` that affect only the bench's own models and loop, not scripts."""
         return [key for key in self.changes if key in _OF_THE_BENCH or key.startswith("llama.")]
 
     def changes_only(self, keys: Sequence[str]) -> bool:
-        """Return whether every key of `changes` is one of `keys`, or says how Llamas are written."""
+        """Return whether all keys in `changes` are in `keys` or concern the code of Llamas."""
         return all(key in keys or key.startswith("llama.") for key in self.changes)
 
     def applied_to(self, hardware: HardwareProfile, attention: str = "auto") -> HardwareProfile:
-        """Return `hardware` with the rates that this software reaches on it; those of its own kernel of
-        attention do not count where `attention` names another."""
+        """Return `hardware` with the rates that this software reaches. Its own attention rates do not apply
+        if `attention` names another kernel."""
         hardware = hardware.with_attention(attention)
         hardware = hardware.with_older_kernels() if self.kernels.older else hardware
         if attention != "auto":
@@ -188,7 +188,7 @@ class SoftwareProfile:
         return dataclasses.replace(hardware, attention=hardware.attention.times(*rates))
 
     def _values(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield every key with its value and its default."""
+        """Yield each key with its value and its default."""
         for name in _SECTIONS:
             section = getattr(self, name)
             for spec in dataclasses.fields(section):
@@ -201,7 +201,7 @@ OF_GPTS = ("attention.unpads", "trainer.fused_loss", "trainer.keeps_outputs", "t
 _OF_THE_BENCH = (*OF_GPTS, "trainer.host_us", "operators.fused_rotary")
 OUTSIDE_OF_GRAPHS, OF_MODELS = table_beside(__file__, "software.toml").values()
 CALLS = ("checkpointing.reentrant", "checkpointing.by_operator", "fsdp1.use_orig_params")
-"""Keys that describe the bench's calls of torch; a script makes its own."""
+"""Keys that describe how the bench calls torch; scripts make their own calls."""
 
 _PROFILES = ProfileFolder("software", Path(__file__).parents[1] / "profiles" / "software", SoftwareProfile)
 software_names, load_software, parse_software = _PROFILES.names, _PROFILES.load, _PROFILES.parse

@@ -1,9 +1,9 @@
-"""The simulated clock: one CPU that launches, and streams that work through what was launched.
+"""The simulated clock: one CPU that launches work, and streams that execute it.
 
-The CPU runs ahead of the device, as with a real GPU. A launch only appends to its stream's queue; *when* it
-runs is decided later, as soon as it has to be known (a synchronisation, an event that is asked for, memory
-that may be reused, a full launch queue). Deciding late is what makes contention right: a collective slows
-down kernels that were launched before it but run beside it, by as much traffic as it has.
+The CPU runs ahead of the device, as with a real GPU. A launch only appends to its stream's queue. *When* the
+work runs is computed later, as soon as it must be known (a synchronization, an event query, reuse of memory,
+a full launch queue). Only this makes contention right: a collective slows down kernels that were launched
+before it but run at the same time, in proportion to its traffic.
 
     CPU       |launch k1|launch k2|launch AG|              |wait(e)
                   |         |        |
@@ -11,10 +11,10 @@ down kernels that were launched before it but run beside it, by as much traffic 
     stream 1                 +---[AG.......]--(e)      AG is slower while k2 runs
     stream 2                                           a kernel here would share the GPU with k2
 
-Causality: the CPU clock never goes back, so that nothing launched later can start before it. Everything the
-device does before the CPU's present moment is therefore settled, and `Timeline` settles no more than asked.
+Causality: the CPU clock never goes back, so nothing launched later can start earlier. All that the device did
+before the CPU's current time is final. `Timeline` determines ("settles") only what it must.
 
-All times are integer nanoseconds. Equal times are settled in the order of the streams' numbers.
+All times are integer nanoseconds. Changes at equal times are settled in order of stream number.
 """
 
 from collections import deque
@@ -26,14 +26,14 @@ from typing import Any, Protocol
 NEVER = 1 << 62
 UNSETTLED = -1
 OUTSIDE = -1
-"""Stream of a marker that other ranks reach too."""
+"""Stream number of a marker that other ranks must reach too."""
 DEFAULT_STREAM = 0
-# The driver holds about this many launches of a stream; the next blocks the CPU until one has started.
+# The driver queues about this many launches per stream; another blocks the CPU until one has started.
 LAUNCH_QUEUE_DEPTH = 1024
 
 
 class Work(IntEnum):
-    """Entries of a stream's queue. The first three occupy the device, the others take no time."""
+    """Kinds of queue entries. The first three occupy the device; the others take no time."""
 
     COMPUTE = 0
     COLLECTIVE = 1
@@ -42,14 +42,14 @@ class Work(IntEnum):
     WAIT = 4
 
 
-# Module constants: inner loops read them, and a member lookup would be a third of the time.
+# Module constants for inner loops: looking up enum members would take a third of the time.
 _COMPUTE, _COLLECTIVE, _COPY, _MARK, _WAIT = Work
 
 
 class Marker:
-    """Point in a stream's queue. `time` is `UNSETTLED` until the stream has passed it.
+    """A point in a stream's queue. `time` is `UNSETTLED` until the stream has passed it.
 
-    `clock`: everything certainly done by then, where the sanitizer runs.
+    `clock`: with the sanitizer, the vector clock at this point.
     """
 
     __slots__ = ("clock", "stream", "time", "waiters")
@@ -62,10 +62,10 @@ class Marker:
 
 
 class Meeting(Marker):
-    """A point that is passed when other ranks are there too: this one `since`, the last just before `at`.
+    """A marker that is passed when other ranks have arrived: this one at `since`, the last just before `at`.
 
-    `arrivals`: what this rank brings, a `coupling.Arrival` with a `key` each; `payloads`, by key and rank,
-    what all have brought. `left`: how many of them are not over yet.
+    `arrivals`: this rank's `coupling.Arrival` objects, each with a `key`. `payloads`: the payloads of all
+    ranks, by key and rank. `left`: the number of arrivals that are not over yet.
     """
 
     __slots__ = ("arrivals", "at", "left", "payloads", "since")
@@ -79,7 +79,7 @@ class Meeting(Marker):
 
 
 class Link(Protocol):
-    """The other ranks, as `coupling.Link` has them."""
+    """The other ranks (see `coupling.Link`)."""
 
     bound: int
 
@@ -92,10 +92,10 @@ class Link(Protocol):
 
 
 class _Queue:
-    """A stream's remaining and running work.
+    """Queued and running work of a stream.
 
-    `change_at` is the next moment at which this stream starts (`running` is None) or ends (otherwise)
-    something, `NEVER` if it is empty or waits for another stream.
+    `change_at` is the time of this stream's next start (if `running` is None) or end of work; `NEVER` if
+    it is empty or waits for another stream.
     """
 
     __slots__ = ("change_at", "free_at", "items", "number", "running", "started_at")
@@ -109,8 +109,8 @@ class _Queue:
         self.change_at = NEVER
 
 
-# (kind of work, CPU time of the launch, duration alone, payload to report, traffic),
-# (MARK, time, 0, marker) or (WAIT, time, what to report, marker).
+# (kind of work, CPU time of the launch, duration if alone, payload to report, traffic),
+# (MARK, time, 0, marker) or (WAIT, time, payload to report, marker).
 _Item = tuple[Any, ...]
 Finished = Callable[[int, Any, int, int], None]
 
@@ -120,12 +120,12 @@ FULL_TRAFFIC = 1000
 
 @dataclass(frozen=True)
 class Contention:
-    """Slow-down of computation beside collectives and of collectives beside computation, in thousandths.
+    """Mutual slow-down of computation and collectives that run at the same time, in thousandths.
 
-    Computation slows by `compute_permille` beside a collective with `FULL_TRAFFIC`, a large one inside a
-    node; in proportion beside smaller ones, which take fewer channels. Each further stream that computes
-    slows the kernels of all of them by `beside_permille`: with 1000 they share the GPU and gain nothing, with
-    0 each has its own.
+    Computation slows by `compute_permille` during a collective with `FULL_TRAFFIC`, i.e. a large one inside a
+    node, and proportionally less during smaller ones, which use fewer channels. Each further stream that
+    computes slows the kernels of all of them by `beside_permille`: with 1000 they share the GPU and gain
+    nothing, with 0 they do not slow each other.
     """
 
     compute_permille: int = 1000
@@ -140,7 +140,7 @@ class Contention:
             raise ValueError(f"beside_permille = {self.beside_permille}: not from 0 to 1000 thousandths")
 
     def of_computation(self, traffic: int, streams: int = 1) -> int:
-        """Return the slow-down of kernels beside collectives of `traffic`, while `streams` compute."""
+        """Return the slow-down of kernels during collectives of `traffic`, while `streams` compute."""
         rate = 1000 + (self.compute_permille - 1000) * min(traffic, FULL_TRAFFIC) // FULL_TRAFFIC
         return rate if streams < 2 else rate * (1000 + self.beside_permille * (streams - 1)) // 1000
 
@@ -148,9 +148,9 @@ class Contention:
 class Timeline:
     """CPU clock and streams.
 
-    ``cpu`` is the CPU's present time; the CPU adds its own costs to it.
-    ``on_finished(stream, payload, start_ns, end_ns)`` is notified of each settled piece of work that has a
-    payload, in the order in which they end on their stream. ``queue_depth``: launches that a stream holds.
+    ``cpu`` is the CPU's current time; callers add the CPU's costs to it. ``on_finished(stream, payload,
+    start_ns, end_ns)`` is called for each settled piece of work with a payload, in the order of their ends on
+    each stream. ``queue_depth``: maximum number of queued launches per stream.
     """
 
     queue_depth = LAUNCH_QUEUE_DEPTH
@@ -164,10 +164,10 @@ class Timeline:
         self._queues: list[_Queue] = []
         self._next_change = NEVER
         self.coupling: Coupling | None = None
-        self._reached: list[Meeting] = []  # by a stream, which waits there, since the last look
-        self.launched_ns = [0, 0, 0]  # of each kind that takes time, alone
-        # Number of streams that run each kind of work now, the traffic of their collectives, and the
-        # slow-down of computation (thousandths) that follows from it.
+        self._reached: list[Meeting] = []  # meetings at which streams wait now, not yet reported to the link
+        self.launched_ns = [0, 0, 0]  # by kind of work that takes time, as if alone
+        # Number of streams that now run each kind of work, the traffic of their collectives, and the
+        # resulting slow-down of computation (thousandths).
         self._active = [0, 0, 0]
         self._traffic = 0
         self._compute_rate = 1000
@@ -180,9 +180,9 @@ class Timeline:
     def launch(
         self, stream: int, work: Work, duration_ns: int, payload: Any = None, traffic: int = FULL_TRAFFIC
     ) -> None:
-        """Queue work that takes `duration_ns` when alone on a stream, at the CPU's present time.
+        """Queue work on a stream at the CPU's current time; it takes `duration_ns` if it runs alone.
 
-        `traffic`: a collective's share (thousandths) of the traffic of a large one inside a node.
+        `traffic`: a collective's traffic in thousandths of that of a large one inside a node.
         """
         queue = self._queues[stream]
         if len(queue.items) >= self.queue_depth:
@@ -193,7 +193,7 @@ class Timeline:
             self._reach_head(queue)
 
     def record(self, stream: int) -> Marker:
-        """Mark the point that the stream reaches when all work queued so far is done."""
+        """Return a marker that the stream reaches when all work queued so far is complete."""
         marker = Marker(stream)
         queue = self._queues[stream]
         if queue.running is None and not queue.items:
@@ -203,9 +203,9 @@ class Timeline:
         return marker
 
     def make_wait(self, stream: int, marker: Marker, payload: Any = None) -> None:
-        """Block work queued on `stream` from now on until `marker` is reached.
+        """Make later work on `stream` wait until `marker` is reached.
 
-        A stream need not wait for itself. `payload` is reported with the time that the stream has waited.
+        A stream never waits for itself. `payload` is reported with the time that the stream waited.
         """
         if marker.stream == stream:
             return
@@ -215,17 +215,17 @@ class Timeline:
             self._reach_head(queue)
 
     def has_passed(self, marker: Marker) -> bool:
-        """Return whether the device has reached `marker` by the CPU's present time."""
+        """Return whether the device has reached `marker` at the CPU's current time."""
         if marker.time == UNSETTLED and self._next_change <= self.cpu:
             self._settle(self.cpu)
         return UNSETTLED < marker.time <= self.cpu
 
     def is_idle(self, stream: int) -> bool:
-        """Return whether the stream has done all that is queued on it by the CPU's present time."""
+        """Return whether all work queued on the stream is complete at the CPU's current time."""
         return self.has_passed(self.record(stream))
 
     def wait_for(self, marker: Marker) -> None:
-        """Block the CPU until the device reaches ``marker``."""
+        """Block the CPU until the device reaches `marker`."""
         if marker.time == UNSETTLED:
             self._settle(NEVER, marker)
             if marker.time == UNSETTLED:
@@ -236,11 +236,11 @@ class Timeline:
             self.cpu = marker.time
 
     def wait_for_stream(self, stream: int) -> None:
-        """Block the CPU until a stream has done all that is queued on it."""
+        """Block the CPU until all work queued on a stream is complete."""
         self.wait_for(self.record(stream))
 
     def wait_for_all(self) -> None:
-        """Block the CPU until the device has done everything."""
+        """Block the CPU until the device is idle."""
         self._settle(NEVER)
         for queue in self._queues:
             if queue.items:
@@ -251,15 +251,15 @@ class Timeline:
                 self.cpu = queue.free_at
 
     def take_turns(self, stream: int, marker: Marker) -> None:
-        """Wait as `make_wait`, by the device itself: no program may rely on it."""
+        """Wait like `make_wait`, requested by the device itself: no program may rely on it."""
         Timeline.make_wait(self, stream, marker)
 
     def drain(self) -> None:
-        """Wait as `wait_for_all`, for a measurement: no program may rely on it."""
+        """Wait like `wait_for_all`, for a measurement: no program may rely on it."""
         Timeline.wait_for_all(self)
 
     def wait_for_room(self, stream: int) -> None:
-        """Block the CPU until a stream's launch queue has room, as the driver does."""
+        """Block the CPU until a stream's launch queue has room, like the driver."""
         queue = self._queues[stream]
         while len(queue.items) >= self.queue_depth:
             change = self._next_change
@@ -274,7 +274,7 @@ class Timeline:
                 self.cpu = change
 
     def _settle(self, limit: int, until: Marker | None = None) -> None:
-        """Settle all changes up to the time ``limit``, in order of time; end early at ``until``."""
+        """Settle all changes up to time `limit`, in order of time; return early when `until` is reached."""
         queues = self._queues
         while True:
             first = horizon = NEVER
@@ -296,7 +296,7 @@ class Timeline:
                 self._finish(changing, min(horizon, limit), until)
 
     def _start(self, queue: _Queue) -> None:
-        """Begin the work at the head of a queue, at its ``change_at``."""
+        """Start the work at the head of a queue, at its `change_at`."""
         item = queue.items.popleft()
         work = item[0]
         now = queue.change_at
@@ -311,15 +311,15 @@ class Timeline:
         queue.change_at = now + item[2] * self._rate(item) // 1000
 
     def _finish(self, queue: _Queue, horizon: int, until: Marker | None) -> None:
-        """End a stream's work, and continue through its queue while no other stream changes (`horizon`).
+        """End a stream's work, and continue through its queue until another stream changes (`horizon`).
 
-        Kernels that follow each other leave the rates as they are, so that the common case costs little.
+        Consecutive kernels do not change any rates, which keeps the common case cheap.
         """
         items = queue.items
         ended = queue.running
         assert ended is not None
         work = ended[0]
-        # Nothing runs whose rate a gap in this stream would change.
+        # No running work has a rate that a gap in this stream would change.
         other_is_idle = work is _COPY or not (self._active[1 - work] or self._active[work] > 1)
         report = self.on_finished
         while True:
@@ -352,7 +352,7 @@ class Timeline:
         self._reach_head(queue)
 
     def _reach_head(self, queue: _Queue) -> None:
-        """Pass marks and fulfilled waits at the head of an idle stream, up to work or a wait that blocks."""
+        """Pass marks and fulfilled waits at the head of an idle stream, up to work or a blocking wait."""
         ready = [queue]
         while ready:
             queue = ready.pop()
@@ -386,7 +386,7 @@ class Timeline:
             self._next_change = min(self._next_change, queue.change_at)
 
     def _rate(self, item: _Item) -> int:
-        """Return the present slow-down of work in thousandths."""
+        """Return the current slow-down of work in thousandths."""
         work = item[0]
         if work is _COMPUTE:
             return self._compute_rate
@@ -395,7 +395,7 @@ class Timeline:
         return 1000
 
     def _adapt_computation(self, now: int) -> None:
-        """Move the ends of running computation for a change of collectives or of streams that compute."""
+        """Move the ends of running computation after a change of collectives or of computing streams."""
         before = self._compute_rate
         rate = self._contention.of_computation(self._traffic, self._active[_COMPUTE])
         if rate == before:
@@ -406,7 +406,7 @@ class Timeline:
                 queue.change_at = now + (queue.change_at - now) * rate // before
 
     def _slow_collectives(self, now: int) -> None:
-        """Move the ends of running collectives when computation begins or ends beside them."""
+        """Move the ends of running collectives when computation starts or ends."""
         slowed = self._contention.collective_permille
         before, rate = (1000, slowed) if self._active[_COMPUTE] else (slowed, 1000)
         for queue in self._queues:
@@ -415,29 +415,29 @@ class Timeline:
 
 
 class Coupling:
-    """A timeline among those of other ranks, behind `link`. `over`: meetings still to be passed, by time."""
+    """A timeline's coupling to other ranks by `link`. `over`: ended meetings still to be passed, by time."""
 
     def __init__(self, timeline: Timeline, link: Link) -> None:
         self._timeline = timeline
         self.link = link
         self._over: list[Meeting] = []
         timeline.coupling = self
-        # Instead of a question in each call: ranks alone pay nothing.
+        # Replace the method, instead of a check in each call: uncoupled ranks pay nothing.
         timeline._settle = self.settle  # type: ignore[method-assign]
 
     def meet(self, meeting: Meeting) -> None:
-        """Block the CPU until all ranks of a meeting are there."""
+        """Block the CPU until all members of a meeting have arrived."""
         timeline = self._timeline
         meeting.since = timeline.cpu
         self.link.arrive(meeting, min(timeline._next_change, timeline.cpu))
         Timeline.wait_for(timeline, meeting)
 
     def catch_up(self) -> None:
-        """Settle all that the device does before the CPU's present moment."""
+        """Settle all that the device does before the CPU's current time."""
         self.settle(self._timeline.cpu)
 
     def settle(self, limit: int, until: Marker | None = None) -> None:
-        """Settle as `Timeline._settle`, but nothing later than what other ranks may still change."""
+        """Settle like `Timeline._settle`, but nothing that other ranks may still change."""
         timeline, link = self._timeline, self.link
         while True:
             self._tell(limit)
@@ -453,47 +453,47 @@ class Coupling:
                 break
             else:
                 self.hear(min(timeline._next_change, self.next_over, limit))
-        if link.waits:  # beyond, other ranks may change something
+        if link.waits:  # other ranks may change what happens afterwards
             timeline._next_change = min(timeline._next_change, min(limit, link.bound) + 1)
         timeline._next_change = min(timeline._next_change, self.next_over)
 
     @property
     def next_over(self) -> int:
-        """The end of the next meeting that is known to be over."""
+        """Return the end of the next meeting that is known to be over."""
         return self._over[0].at if self._over else NEVER
 
     def _pass(self, meeting: Meeting) -> None:
-        """Let what waits for a meeting continue."""
+        """Let the streams that wait for a meeting continue."""
         meeting.time = meeting.at
         for queue in meeting.waiters or ():
             self._timeline._reach_head(queue)
         meeting.waiters = None
 
     def _tell(self, limit: int) -> None:
-        """Tell the other ranks where this one has arrived; its CPU does nothing before `limit`."""
+        """Report the meetings that this rank has reached; its CPU does nothing before `limit`."""
         reached, self._timeline._reached = self._timeline._reached, []
         for meeting in reached:
             self.link.arrive(meeting, min(self._timeline._next_change, limit))
 
     def hear(self, change: int) -> bool:
-        """Let other ranks come to the time `change` of the next one here, or end meetings; return whether
-        either was still to happen."""
+        """Let other ranks reach time `change`, the next one here, or end meetings; return False if neither
+        was necessary."""
         self._tell(change)
         if not self.link.waits or (self.link.bound >= change and change != NEVER):
             return False
-        # Not passed before their time: what is queued there must not depend on which rank is faster.
+        # Pass them at their time: what is queued until then must not depend on which rank is faster.
         self._over = sorted([*self._over, *self.link.hear(change)], key=lambda each: each.at)
         return True
 
 
-# The plain methods, also under observers: no program may rely on what the allocator happened to see.
+# Plain methods, even with observers: what the allocator happens to see guarantees nothing to programs.
 _has_passed, _wait_for, _wait_for_all = Timeline.has_passed, Timeline.wait_for, Timeline.wait_for_all
 
 
 class StreamTime:
-    """When a stream reaches a point: nanoseconds that may not be known yet.
+    """The time at which a stream reaches a point, in nanoseconds that may not be known yet.
 
-    The allocator compares it with the present (`time > now`); that settles only as much as needed.
+    The allocator compares it with the current time (`time > now`), which settles only as much as needed.
     """
 
     __slots__ = ("_marker", "_timeline")
@@ -505,28 +505,28 @@ class StreamTime:
     def __gt__(self, now: int, /) -> bool:
         marker = self._marker
         if marker.time == UNSETTLED:
-            # Checked for each stream at each allocation: mostly nothing has changed, and needs no call.
+            # Runs for each stream at each allocation. Usually nothing has changed, and no call is needed.
             timeline = self._timeline
             return timeline._next_change > timeline.cpu or not _has_passed(timeline, marker)
         return marker.time > now
 
     def wait(self) -> None:
-        """Block the CPU until then."""
+        """Block the CPU until this time."""
         _wait_for(self._timeline, self._marker)
 
 
 class TimelineClock:
-    """`AllocatorClock` over a `Timeline`."""
+    """`AllocatorClock` that reads a `Timeline`."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
 
     def cpu_ns(self) -> int:
-        """Return the CPU's present time."""
+        """Return the CPU's current time."""
         return self._timeline.cpu
 
     def stream_ready_ns(self, stream: int) -> StreamTime:
-        """Return when all work that is queued on a stream now will have ended."""
+        """Return when all work that is now queued on a stream will have ended."""
         return StreamTime(self._timeline, Timeline.record(self._timeline, stream))
 
     def advance_cpu(self, ns: int) -> None:
@@ -541,5 +541,5 @@ class TimelineClock:
             self._timeline.cpu = moment
 
     def synchronize_device(self) -> None:
-        """Block the CPU until all streams are done."""
+        """Block the CPU until all streams are idle."""
         _wait_for_all(self._timeline)

@@ -1,12 +1,12 @@
-"""Recorder of a simulated rank's events, which writes them as a Kineto trace.
+"""Recorder that collects a simulated rank's events and writes them as a Kineto trace.
 
-Recording is on the path of every simulated operator, so a call appends one tuple. Everything else is derived
-when the file is written:
+Every simulated operator is recorded, so a call only appends one tuple. The rest is derived when the file is
+written:
 
-- *external ids*: the innermost operator or annotation around each launch, found by walking the CPU's events
-by start with a stack (they nest, because one simulated CPU thread makes them);
-- *spans on streams* (`gpu_user_annotation`): for each annotation and stream, from the first kernel launched
-inside it to the end of the last.
+- *external ids*: the innermost operator or annotation around each launch, found with a stack over the CPU's
+events in order of start (events nest, because one simulated CPU thread makes them);
+- *spans on streams* (`gpu_user_annotation`): for each annotation and stream, from the start of the first
+kernel launched inside it to the end of the last.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,10 +30,10 @@ from fsdpbench.sim.model.trace_writer import (
 
 
 class TraceRecorder:
-    """Events of one rank in simulated nanoseconds, written as Kineto JSON.
+    """Events of one rank in simulated time, written as Kineto JSON.
 
-    All `*_ns` are integer nanoseconds of the simulated clock. `stream` numbers are CUDA's as Kineto shows
-    them. Calls may come in any order of time, but spans of the CPU must nest.
+    All `*_ns` are integer nanoseconds of the simulated clock. `stream` numbers are CUDA's, as Kineto shows
+    them. Calls may come in any order of time, but CPU spans must nest.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TraceRecorder:
         self._correlation = 0
 
     def cpu_op(self, name: str, start_ns: int, end_ns: int, inputs: str = "") -> None:
-        """Record an operator on the main CPU thread; `inputs` as from `call_text` and `inputs_text`."""
+        """Record an operator on the main CPU thread. `inputs`: from `call_text` and `inputs_text`."""
         self._host.append((start_ns, -end_ns, -len(self._host), HostKind.OPERATOR, name, 0, inputs))
 
     def annotation(self, name: str, start_ns: int, end_ns: int) -> None:
@@ -85,7 +85,7 @@ class TraceRecorder:
     ) -> int:
         """Record a kernel with its launch and the flow between them; return the correlation id.
 
-        `args` are added to the kernel's own (JSON values; keys as in Kineto). `call`: what launches it.
+        `args` are added to the kernel's own (JSON values; Kineto's keys). `call`: the launching call.
         """
         correlation = self.runtime(call, launch_start_ns, launch_end_ns)
         self._device.append(("kernel", name, stream, start_ns, end_ns, correlation, args))
@@ -101,7 +101,7 @@ class TraceRecorder:
         end_ns: int,
         nbytes: int,
     ) -> int:
-        """Record a copy; kind is HtoD, DtoH or DtoD. Return the correlation id."""
+        """Record a copy of kind HtoD, DtoH or DtoD; return its correlation id."""
         words = {"HtoD": "Pageable -> Device", "DtoH": "Device -> Pageable", "DtoD": "Device -> Device"}
         correlation = self.runtime("cudaMemcpyAsync", launch_start_ns, launch_end_ns)
         name = f"Memcpy {kind} ({words[kind]})"
@@ -121,10 +121,10 @@ class TraceRecorder:
         wait_start_ns: int,
         wait_end_ns: int,
     ) -> None:
-        """Record cudaStreamWaitEvent on the CPU, and the stream's wait (wait_*_ns) for the event's record.
+        """Record cudaStreamWaitEvent on the CPU, and the stream's wait (wait_*_ns) for an event.
 
-        The wait is written as an instant at its end: analyses count time between `cuda_sync` events' starts
-        and ends as busy, which a waiting stream is not.
+        The wait is written as an instant at its end, because analyses count the time between start and end of
+        `cuda_sync` events as busy, and a waiting stream is idle.
         """
         correlation = self.runtime("cudaStreamWaitEvent", start_ns, end_ns)
         wait = "Stream Wait Event", stream, wait_end_ns, wait_end_ns, correlation, event_id
@@ -133,44 +133,44 @@ class TraceRecorder:
     def event_synchronize(
         self, event_id: int, record_stream: int, record_correlation: int, start_ns: int, end_ns: int
     ) -> None:
-        """Record the CPU waiting for event `event_id`."""
+        """Record that the CPU waits for event `event_id`."""
         correlation = self.runtime("cudaEventSynchronize", start_ns, end_ns)
         self._syncs.append(
             ("Event Sync", -1, start_ns, end_ns, correlation, event_id, record_stream, record_correlation)
         )
 
     def stream_synchronize(self, stream: int, start_ns: int, end_ns: int) -> None:
-        """Record the CPU waiting for a stream."""
+        """Record that the CPU waits for a stream."""
         correlation = self.runtime("cudaStreamSynchronize", start_ns, end_ns)
         self._syncs.append(("Stream Sync", stream, end_ns, end_ns, correlation, None, None, None))
 
     def device_synchronize(self, start_ns: int, end_ns: int) -> None:
-        """Record the CPU waiting for all streams."""
+        """Record that the CPU waits for all streams."""
         correlation = self.runtime("cudaDeviceSynchronize", start_ns, end_ns)
         self._syncs.append(("Context Sync", -1, start_ns, end_ns, correlation, None, None, None))
 
     def memory(
         self, address: int, nbytes: int, allocated: int, reserved: int, time_ns: int, active: int = -1
     ) -> None:
-        """Record memory allocated (`nbytes` positive) or freed (negative), with the totals after it.
+        """Record that memory was allocated (`nbytes` > 0) or freed (< 0), with the totals afterwards.
 
-        `active` (with blocks that other streams still use) is ours: torch.profiler lacks it. -1: unknown.
+        `active` (includes blocks that other streams still use) is not in torch's traces. -1: unknown.
         """
         self._memory.append((time_ns, address, nbytes, allocated, active, reserved))
 
     def alloc_retry(self, nbytes: int, freed: int, time_ns: int) -> None:
-        """Record that the allocator released its cache (`freed` bytes) and tried again for `nbytes`."""
+        """Record that the allocator released its cache (`freed` bytes) and retried `nbytes`."""
         self._instants.append(("[alloc_retry]", time_ns, {"Bytes": nbytes, "Freed": freed}))
 
     def write(self, path: Path | str) -> Path:
-        """Write ``path`` (gzip, the same bytes for the same events) and return it."""
+        """Write the gzip file `path` (equal events give equal bytes) and return the path."""
         target = Path(path)
         write_trace(target, self._header, self._host, self._device, self._syncs, self._memory, self._instants)
         return target
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
-    """Return the list of a group's ranks as text, shortened as torch does for large groups."""
+    """Return the ranks of a group as text; large groups are shortened as in torch."""
     if len(ranks) <= 30:
         return str(list(ranks))
     head = ", ".join(str(rank) for rank in ranks[:29])
@@ -182,7 +182,7 @@ _REDUCING = frozenset({"reduce_scatter", "all_reduce", "barrier"})
 
 
 def _kernel_of(kind: str, dtype: str) -> str:
-    """Return the name of a collective's kernel; raises `ValueError` for an unknown kind."""
+    """Return the kernel name of a collective; raises `ValueError` for an unknown kind."""
     if kind not in _KINDS:
         raise ValueError(f"collective {kind!r}: known are {', '.join(_KINDS)}")
     if _KINDS[kind][0] == "SendRecv":
@@ -193,9 +193,9 @@ def _kernel_of(kind: str, dtype: str) -> str:
 
 @dataclass(slots=True)
 class CollectiveRecord:
-    """A collective's fields in the trace.
+    """Trace fields of a collective.
 
-    `kind` as in `Network.collective_ns`, `dtype` as torch writes it (`Float`); elements are those of one
+    `kind` as in `Network.collective_ns`, `dtype` in torch's spelling (`Float`); elements are those of one
     rank's input and output.
     """
 
@@ -209,10 +209,10 @@ class CollectiveRecord:
     launch_start_ns: int
     launch_end_ns: int
     meeting: Meeting | None = None
-    """Of ranks that run too: the kernel waits for them since this rank has arrived."""
+    """If other ranks run too: the kernel waits for them from this rank's arrival on."""
 
     def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
-        """Add the collective to a trace, now that its times are known; `ValueError` for an unknown kind."""
+        """Add the collective to a trace once its times are known; `ValueError` for an unknown kind."""
         if self.meeting is not None:
             start_ns = self.meeting.since
         name = _kernel_of(self.kind, self.dtype)
@@ -234,20 +234,20 @@ class CollectiveRecord:
 
 @dataclass(slots=True)
 class KernelRecord:
-    """A launched kernel's fields in the trace."""
+    """Trace fields of a launched kernel."""
 
     name: str
     launch_start_ns: int
     launch_end_ns: int
 
     def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
-        """Add the kernel to a trace, now that its times are known."""
+        """Add the kernel to a trace once its times are known."""
         trace.kernel(self.name, stream, self.launch_start_ns, self.launch_end_ns, start_ns, end_ns)
 
 
 @dataclass(slots=True)
 class MemcpyRecord:
-    """Fields in the trace of a copy between host and device."""
+    """Trace fields of a copy between host and device."""
 
     kind: str
     nbytes: int
@@ -255,14 +255,14 @@ class MemcpyRecord:
     launch_end_ns: int
 
     def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
-        """Add the copy to a trace, now that its times are known."""
+        """Add the copy to a trace once its times are known."""
         launch = self.launch_start_ns, self.launch_end_ns
         trace.memcpy(self.kind, stream, *launch, start_ns, end_ns, nbytes=self.nbytes)
 
 
 @dataclass(slots=True)
 class EventRecord:
-    """A recorded event's fields, to which waits refer."""
+    """Trace fields of a recorded event, to which waits refer."""
 
     event_id: int
     stream: int
@@ -272,24 +272,24 @@ class EventRecord:
     def write(
         cls, trace: TraceRecorder, event_id: int, stream: int, start_ns: int, end_ns: int
     ) -> "EventRecord":
-        """Add the record of event number ``event_id``, which took the CPU from start to end."""
+        """Add the record call of event number `event_id`, which took the CPU from start to end."""
         return cls(event_id, trace_stream(stream), trace.runtime("cudaEventRecord", start_ns, end_ns))
 
 
 @dataclass(slots=True)
 class WaitRecord:
-    """Fields in the trace of a stream that waits for an event."""
+    """Trace fields of a stream's wait for an event."""
 
     event: "EventRecord"
     launch_start_ns: int
     launch_end_ns: int
 
     def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
-        """Add the wait to a trace, now that its times are known."""
+        """Add the wait to a trace once its times are known."""
         event = self.event.event_id, self.event.stream, self.event.correlation
         trace.stream_wait_event(stream, *event, self.launch_start_ns, self.launch_end_ns, start_ns, end_ns)
 
 
 def trace_stream(number: int) -> int:
-    """Return the number that a trace shows for a stream: CUDA's default stream is 7, others follow."""
+    """Return the stream's number in traces: 7 for CUDA's default stream, larger ones for others."""
     return 7 if number == DEFAULT_STREAM else 16 + 4 * number

@@ -1,7 +1,7 @@
-"""Kineto JSON of recorded events, each formatted directly into text.
+"""Writer of Kineto JSON, which formats recorded events directly into text.
 
-The fields are those that torch.profiler writes on a CUDA machine. Process 0 is the GPU, with a thread for
-each stream; the host's process has one thread.
+The fields are those that torch.profiler writes on a CUDA machine. Process 0 is the GPU, with one thread per
+stream; the host process has one thread.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ GPU_PID = 0
 _ON_HOST = f'"pid":{HOST_PID},"tid":{HOST_PID}'
 _GZIP_LEVEL = 1
 _DECIMALS = [f".{thousandths:03d}" for thousandths in range(1000)]
-"""Thousands of times are written; a lookup of decimals takes half as long as formatting."""
+"""Many times are written; looking up the decimals takes half as long as formatting them."""
 _CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime")
-"""By `HostKind`."""
+"""Indexed by `HostKind`."""
 NAMES = table_beside(__file__, "trace_names.toml")
 _CALLBACK_IDS = NAMES["callback_ids"]
 
@@ -51,7 +51,7 @@ def write_trace(
     memory: Sequence[MemoryEvent],
     instants: Sequence[InstantEvent],
 ) -> None:
-    """Write the trace to `path` whole or not at all; the content depends only on the arguments."""
+    """Write the trace to `path` atomically; the content depends only on the arguments."""
     lines = _metadata(host, device, syncs)
     launched = {event[5]: event for event in device}
     host_lines, external_ids, stream_spans = _host_events(host, launched)
@@ -65,7 +65,7 @@ def write_trace(
     lines[-1] += "\n]\n}\n"
     text = ",\n".join(lines)
     with replacing(path) as temporary, create(temporary) as raw:
-        # No file name and no time in the gzip header: equal events give equal bytes.
+        # The gzip header has no file name and no time: equal events give equal bytes.
         with gzip.GzipFile("", "wb", compresslevel=_GZIP_LEVEL, fileobj=raw, mtime=0) as packed:
             packed.write(text.encode())
 
@@ -75,7 +75,7 @@ def _json(value: Any) -> str:
 
 
 def _us(ns: int) -> str:
-    """Return microseconds with three exact decimals."""
+    """Format nanoseconds as microseconds with three exact decimals."""
     return f"{ns // 1000}{_DECIMALS[ns % 1000]}"
 
 
@@ -105,7 +105,7 @@ def _head(header: TraceHeader, name: str) -> str:
             "memory_bytes_per_s": profile.memory_bandwidth,
         },
     }
-    # HTA finds the rank by a pattern that wants a space after the colon.
+    # HTA finds the rank by a pattern that requires a space after the colon.
     distributed = (
         f'{{"backend": "nccl", "rank": {header.rank}, "world_size": {header.world_size}, '
         f'"pg_count": {len(groups)}, "pg_config": {_json(groups)}}}'
@@ -119,7 +119,7 @@ def _head(header: TraceHeader, name: str) -> str:
 
 
 def _links(header: TraceHeader) -> dict[str, float]:
-    """Return the peak bandwidths of collectives, for readers of the trace."""
+    """Return the peak bandwidths of links for readers of the trace."""
     profile, per_node = header.profile, header.gpus_per_node
     rails = min(per_node, profile.gpus_per_node) / profile.gpus_per_node
     return {
@@ -132,12 +132,12 @@ def _links(header: TraceHeader) -> dict[str, float]:
 def _metadata(
     host: Sequence[HostEvent], device: Sequence[DeviceEvent], syncs: Sequence[CudaSync]
 ) -> list[str]:
-    """Return names and order of processes and threads."""
+    """Return metadata events: names and order of processes and threads."""
     streams = sorted({event[2] for event in device} | {sync[1] for sync in syncs if sync[1] >= 0})
     start = _us(min((event[0] for event in host), default=0))
 
     def line(kind: str, pid: int, tid: int, args: Mapping[str, Any]) -> str:
-        """Return a metadata event of the kind, with `args` as JSON."""
+        """Return a metadata event of this kind, with `args` as JSON."""
         return f'{{"ph":"M","name":"{kind}","ts":{start},"pid":{pid},"tid":{tid},"args":{_json(args)}}}'
 
     lines = []
@@ -165,7 +165,7 @@ def _host_events(
     stack: list[tuple[int, int, dict[int, list[int]] | None, str]] = []
     serial = 0
     decimals = _DECIMALS
-    runtime, is_span = HostKind.RUNTIME, HostKind.ANNOTATION  # members are slow to look up
+    runtime, is_span = HostKind.RUNTIME, HostKind.ANNOTATION  # looking up enum members is slow
     for start, negative_end, _, kind, name, correlation, inputs in sorted(host):
         end = -negative_end
         while stack and stack[-1][0] <= start:
@@ -174,7 +174,7 @@ def _host_events(
         if beginning is None:
             beginning = f'{{"ph":"X","cat":"{_CATEGORIES[kind]}","name":{_json(name)},{_ON_HOST},"ts":'
             beginnings[kind][name] = beginning
-        begin, span = f"{start // 1000}{decimals[start % 1000]}", end - start  # `_us`, without a call
+        begin, span = f"{start // 1000}{decimals[start % 1000]}", end - start  # `_us`, inlined
         if kind is runtime:
             external = stack[-1][1] if stack else 0
             external_ids[correlation] = external
@@ -201,7 +201,7 @@ def _host_events(
 def _extend_spans(
     stack: Sequence[tuple[int, int, dict[int, list[int]] | None, str]], event: DeviceEvent
 ) -> None:
-    """Extend each annotation that was open at a kernel's launch by the kernel."""
+    """Extend each annotation that is open at a kernel's launch to include the kernel."""
     _, _, stream, start, end, _, _ = event
     for _, _, spans, _ in stack:
         if spans is None:
@@ -224,7 +224,7 @@ def _close(entry: tuple[int, int, dict[int, list[int]] | None, str], lines: list
 
 
 def _device_events(device: Sequence[DeviceEvent], external_ids: Mapping[int, int]) -> list[str]:
-    """Return lines of kernels, copies and fills, each with the end of its flow."""
+    """Return lines of kernels, copies and fills, each with the end of its flow arrow."""
     lines = []
     names: dict[str, str] = {}
     for category, name, stream, start, end, correlation, further in device:
@@ -250,7 +250,7 @@ def _device_events(device: Sequence[DeviceEvent], external_ids: Mapping[int, int
 
 
 def _sync_events(syncs: Sequence[CudaSync], external_ids: Mapping[int, int]) -> list[str]:
-    """Return lines of synchronisations as CUPTI reports them."""
+    """Return lines of synchronizations in CUPTI's form."""
     lines = []
     for name, stream, start, end, correlation, event_id, record_stream, record_correlation in syncs:
         waits = ""
@@ -290,16 +290,15 @@ def _instant(name: str, time_ns: int, args: Mapping[str, Any]) -> str:
 
 
 class HostKind(IntEnum):
-    """Kinds of spans of the CPU thread."""
+    """Kinds of spans on the CPU thread."""
 
     OPERATOR = 0
     ANNOTATION = 1
     RUNTIME = 2
 
 
-# (start ns, -end ns, -serial, kind, name, correlation or 0, inputs as JSON members). Sorted, an outer span
-# comes before the inner ones: earlier start, then later end, then recorded later (a span is recorded at its
-# end).
+# (start ns, -end ns, -serial, kind, name, correlation or 0, inputs as JSON members). Sorting puts outer spans
+# before inner ones: earlier start, then later end, then recorded later (a span is recorded when it ends).
 HostEvent = tuple[int, int, int, HostKind, str, int, str]
 
 # (category, name, stream, start ns, end ns, correlation, further arguments)

@@ -1,1 +1,1 @@
-"""The device ``sim`` as torch sees it: operators, tensors, streams, process groups and compiled graphs."""
+"""The device ``sim`` in torch: operators, tensors, streams, process groups and compiled graphs."""

@@ -1,8 +1,8 @@
-"""The simulated accelerator of a process: the clock, memory, costs and trace that kernels use.
+"""The simulated accelerator of a process: clock, memory, costs and trace for its kernels.
 
-torch calls the device's kernels without an argument that could name a device, so that they find it here, in
-the only global state: `ACCELERATOR` is empty on import and equipped by `Simulation.start`. Kernels may be
-registered before, in a process that forks.
+torch calls the device's kernels without an argument for the device. They find it here, in the only global
+state: `ACCELERATOR` is empty on import, and `Simulation.start` equips it. So a process can register kernels
+before it forks.
 """
 
 import threading
@@ -40,23 +40,23 @@ class SimulationNotStartedError(RuntimeError):
 
 
 class Accelerator:
-    """State of the simulated device. Plain attributes, because every operator reads some of them.
+    """State of the simulated device; plain attributes, because every operator reads some of them.
 
     `stream` is the number of the current stream. `unknown_operators` counts launches of operators without a
     cost model (priced by bytes). `flops` counts matrix products and `jitter` delays collectives; both are
-    None unless requested. `collectives_on_own_streams`: as before torch 2.8. `bytes_traced`: read and
-    written, in the last trace, by memory-bound kernels. `between_nodes_ns`: duration of all collectives
-    between nodes or over PCIe, alone; `between_nodes_since`: when the first was queued. `undo_software`
-    reverts the software profile's patches.
+    None unless requested. `collectives_on_own_streams`: as before torch 2.8. `bytes_traced`: bytes that
+    memory-bound kernels moved in the last trace. `between_nodes_ns`: duration, as if alone, of all
+    collectives between nodes or over PCIe; `between_nodes_since`: when the first of them was queued.
+    `undo_software` reverts the patches of the software profile.
 
-    `known_values` counts storages with known values, `follows_numbers` says whether values from the host are
+    `known_values`: number of storages with known values. `follows_numbers`: whether values from the host are
     kept. `on_value(operation, answer, is_true)` observes values that Python reads. `copied_to_host`: whether
-    tensors of the host hold data without values. `host_kind`: the type by which a script follows those.
-    `trusts_windows`: inside `istft`, which asks whether its windows overlap too little.
+    host tensors hold data copied from the device, which has no values. `host_kind`: the tensor type by which
+    a script follows these. `trusts_windows`: inside `istft`, which checks the overlap of its windows.
 
     `graph_pool`: while a captured graph runs, the stream whose memory is its private pool. `shared_plans`:
-    plans of other processes; outlives a run. `link`: to the ranks of other pipeline stages; None where these
-    cannot run. `sanitizer` follows every use of memory, `account` its holders;
+    plans of other processes; they outlive a run. `link`: connection to the ranks of other pipeline stages;
+    None if these cannot run. `sanitizer` follows every use of memory, `account` who holds memory; both are
     None unless requested.
     """
 
@@ -117,13 +117,13 @@ class Accelerator:
         self.stop_listening()
 
     def require_started(self) -> None:
-        """Raise `SimulationNotStartedError` before `Simulation.start`."""
+        """Raise `SimulationNotStartedError` unless `Simulation.start` was called."""
         if not self.started:
             text = "the device 'sim' has not been started: call fsdpbench.sim.Simulation.start(...) first"
             raise SimulationNotStartedError(text)
 
     def guess(self, operation: str, answer: object) -> None:
-        """Report an answer that only data has."""
+        """Report an answer to the program that depends on data, which tensors lack."""
         if self.on_value is not None:
             self.on_value(operation, answer, False)
 
@@ -138,7 +138,7 @@ class Accelerator:
         forget(self.allocator, observer)
 
     def listen(self, listener: "AllocatorListener", completions: bool = True) -> None:
-        """Report the allocator's events to `listener` too; with `completions` also when blocks are free."""
+        """Report the allocator's events to `listener` too; with `completions` also completed frees."""
         self._listeners[listener] = completions
         self._inform_listeners()
 
@@ -151,7 +151,7 @@ class Accelerator:
         self._inform_listeners()
 
     def _inform_listeners(self) -> None:
-        """Set the allocator's one listener; without one it costs nothing."""
+        """Set the allocator's single listener; without one, events cost nothing."""
         listeners = tuple(self._listeners)
 
         def tell_all(event: "AllocatorEvent") -> None:
@@ -167,8 +167,8 @@ class Accelerator:
     ) -> None:
         """Copy between host and device (`kind`: `HtoD` or `DtoH`) on the current stream.
 
-        `blocking` copies (pageable memory, or results that Python needs) hold the CPU until they are done.
-        `device` and `host` are the tensors, if any; the sanitizer follows them.
+        `blocking` copies (of pageable memory, or of results that Python needs) block the CPU until they end.
+        `device` and `host` are the copied tensors, if any; the sanitizer follows them.
         """
         if self.sanitizer is not None:
             self.sanitizer.host_copy(self.stream, kind, device, host, blocking=blocking)
@@ -181,22 +181,22 @@ class Accelerator:
             timeline.wait_for_stream(self.stream)
 
     def launch_graph(self) -> None:
-        """Launch a CUDA graph, whose kernels come with this one launch of the CPU."""
+        """Launch a CUDA graph: one launch by the CPU for all its kernels."""
         start = self.timeline.cpu
         self.timeline.cpu = start + self.cpu_costs.launch_ns
         if self.trace is not None:
             self.trace.cpu_op("cudaGraphLaunch", start, self.timeline.cpu)
 
     def report_finished(self, stream: int, payload: Any, start_ns: int, end_ns: int) -> None:
-        """Write settled device work to the trace, which `payload` describes; called by the timeline."""
+        """Write completed device work, described by `payload`, to the trace. Called by the timeline."""
         if self.trace is not None:
             payload.write(self.trace, trace_stream(stream), start_ns, end_ns)
 
 
 class _ByThread(Accelerator):
-    """The accelerator of a program whose own threads switch streams: each has its current one, as in CUDA.
+    """Accelerator of a program whose own threads switch streams: as in CUDA, each has its own current stream.
 
-    Threads of autograd's engine have the main thread's.
+    Threads of autograd's engine share that of the main thread.
     """
 
     main: int
@@ -204,7 +204,7 @@ class _ByThread(Accelerator):
 
     @property
     def stream(self) -> int:
-        """The number of the calling thread's current stream."""
+        """Return the number of the calling thread's current stream."""
         return int(getattr(self.own, "stream", self.main))
 
     @stream.setter
@@ -216,9 +216,9 @@ class _ByThread(Accelerator):
 
 
 def separate_threads() -> None:
-    """Give the calling thread a current stream of its own, if it is not the main one; before it switches."""
+    """Give the calling thread, unless it is the main one, its own current stream, before it switches."""
     thread = threading.current_thread()
-    if thread is threading.main_thread() or thread.name.startswith("Dummy-"):  # the latter: autograd's
+    if thread is threading.main_thread() or thread.name.startswith("Dummy-"):  # "Dummy-": autograd's threads
         return
     if not isinstance(ACCELERATOR, _ByThread):
         vars(ACCELERATOR).update(main=vars(ACCELERATOR).pop("stream"), own=threading.local())
@@ -231,10 +231,10 @@ ACCELERATOR = Accelerator()
 
 
 class SharedPlans:
-    """Plans in the log at `path`, shared by the runs of a sweep, and those that this process adds at its end.
+    """Plans in the log at `path` that the runs of a sweep share, and new plans of this process.
 
-    A plan follows from the operator, its call and the surroundings (hardware, software, number of ranks): a
-    sweep's runs share their code. Reading one takes a tenth of the time of torch's rules for the meta device.
+    A plan depends only on the operator, its call and the surroundings (hardware, software, number of ranks).
+    Reading one takes a tenth of the time of computing it with torch's meta kernels.
     """
 
     def __init__(self, path: str) -> None:
@@ -244,7 +244,7 @@ class SharedPlans:
         self._made: dict[bytes, bytes] = {}
 
     def begin(self, surroundings: str | None) -> None:
-        """Start a simulation. `surroundings`: all that plans depend on but their calls; None shares none."""
+        """Start a simulation. `surroundings`: all that plans depend on besides calls; None: share nothing."""
         self._known, self._made = {}, {}
         self._surroundings = surroundings
         if surroundings is None:
@@ -255,12 +255,12 @@ class SharedPlans:
                 self._known |= plans
 
     def find(self, operator: Any, call: tuple[Any, ...]) -> Any:
-        """Return the plan of a call (a kernel's key), or None if unknown."""
+        """Return the plan of a call (a kernel's key), or None if the log has none."""
         found = self._known.get(_name(operator, call)) if self._known else None
         return None if found is None else pickle.loads(found)
 
     def add(self, operator: Any, call: tuple[Any, ...], plan: Any) -> None:
-        """Keep a plan for other processes, if it can be serialised."""
+        """Keep a plan for other processes if it can be pickled."""
         if self._surroundings is None:
             return
         try:
@@ -276,5 +276,5 @@ class SharedPlans:
 
 
 def _name(operator: Any, call: tuple[Any, ...]) -> bytes:
-    """Return a text that identifies a part of a call; one with an address never occurs again."""
+    """Return a digest that identifies a call. If the text contains an address, it never matches again."""
     return hashlib.blake2b(f"{operator} {call!r}".encode(), digest_size=16).digest()

@@ -1,24 +1,24 @@
-"""Backward on the streams of forward, as CUDA runs it.
+"""Streams of backward: each node runs on the stream of its forward, as in CUDA.
 
-Autograd's engine runs every node on the stream that was current when forward made it, makes it wait for the
-streams of the nodes before it, and finally makes the caller's stream wait for those on which gradients were
-accumulated. In C++ the engine asks a device's guard for streams; a device written in Python has no such
-guard, so it is done here.
+Autograd's engine runs each node on the stream that was current when forward created the node, and makes this
+stream wait for those of the preceding nodes. At the end, the caller's stream waits for all streams on which
+gradients were accumulated. The C++ engine gets streams from a device guard. Devices written in Python have no
+such guard, so this module does its work.
 
     forward    stream 0: f1 (node 7)      stream 3: f2 (node 8)
     backward   stream 3: f2's node  ──event──>  stream 0: f1's node  ──event──> caller's stream
 
-Autograd numbers nodes in the order of forward, so that the changes of the current stream (`note_switch`) give
-each node's stream. Each node that runs hooks those that follow it, so that all are seen, also nodes that
-launch nothing. Programs that compute on one stream pay one comparison.
+Autograd numbers nodes in forward order, so the switches of the current stream (`note_switch`) determine each
+node's stream. Each node that runs hooks the nodes after it, so all nodes are seen, even those that launch
+nothing. Programs that compute on one stream pay for one comparison.
 
-A gradient from several nodes is summed when the last of them has run, whose stream waits for the others.
-Gradients of parameters are accumulated on the stream that was current when their node was made: by the
-forward that uses the parameter first, or by DDP's constructor (`keep_accumulators`). Gradients that go from
-one stream to another are kept for the second one, as by `record_stream`.
+If a gradient has several contributions, they are summed after the last of their nodes, whose stream waits for
+the others. Gradients of parameters are accumulated on the stream that was current when their node was
+created: by the first forward that uses the parameter, or by DDP's constructor (`keep_accumulators`).
+Gradients that move to another stream are kept alive for that stream, as by `record_stream`.
 
-Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp. Simplified: gradients are summed on the stream of
-the node that produces the last of them, not on that of the node that consumes them.
+Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp. Simplification: gradients are summed on the
+stream of the node that produces the last contribution, not on the consumer's stream.
 """
 
 from bisect import bisect_right
@@ -40,29 +40,29 @@ from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Marker, Timeline
 
 
 class _Device(Protocol):
-    """Device of the streams."""
+    """The device that has the streams."""
 
     stream: int
     timeline: Timeline
 
 
 _ACCUMULATES = 1 << 62
-"""Nodes that accumulate gradients have the greatest number."""
+"""Autograd nodes that accumulate gradients have numbers from here on."""
 _STREAM = "fsdpbench_stream"
 
 
 @dataclass
 class _Run:
-    """One call of backward: the caller's stream and the present node."""
+    """One call of backward: the caller's stream and the current node."""
 
     caller: int
     node: Any = None
     leaves: set[int] = field(default_factory=set)
-    # By node (its identity): the numbers of the nodes before it, and the points to wait for.
+    # By id of a node: the numbers of the nodes before it, and the markers to wait for.
     before: dict[int, list[tuple[int, Marker]]] = field(default_factory=dict)
-    # Pending nodes, with the hook that reports each.
+    # By id of a pending node: the node, and the hook that reports it.
     hooks: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    # Whether gradients of the present node come from another stream, and whether they are being summed.
+    # Whether the current node's gradients come from another stream, and whether they are being summed.
     crosses: bool = False
     adds: bool = False
     ends_well: bool = False
@@ -72,18 +72,18 @@ _NOTHING: Iterator[object] = iter(())
 
 
 def take_error() -> BaseException | None:
-    """Clear the error that is set in Python, and return it; until then only globals can be looked up."""
+    """Clear the error that is set in Python and return it; while it is set, only globals are accessible."""
     try:
-        next(_NOTHING, None)  # with a default it raises what is set
-    except BaseException as error:  # a `SystemError`: a profiler's function was called while it was set
+        next(_NOTHING, None)  # with a default, this raises the error that is set
+    except BaseException as error:  # a `SystemError` if a profile function was called with the error set
         return (error.__cause__ or error) if isinstance(error, SystemError) else error
     return None
 
 
 class BackwardStreams:
-    """The stream of each node of backward.
+    """Assignment of backward nodes to streams.
 
-    `is_active`: more than one stream is used; `keep` is called with a tensor that another stream takes over.
+    `is_active`: several streams are in use. `keep` is called with each tensor that moves to another stream.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class BackwardStreams:
         self.is_active = False
         self._runs: list[_Run] = []
         self.errors: list[BaseException] = []
-        """Errors of hooks, without which the engine fails with a `SystemError`."""
-        # Node numbers from which another stream was current, and those streams.
+        """Errors of hooks; if not kept here, the engine would fail with a `SystemError`."""
+        # Node numbers from which another stream was current, and these streams.
         self._numbers = [0]
         self._streams = [DEFAULT_STREAM]
 
     def note_switch(self, stream: int) -> None:
-        """Record that another stream becomes current: new nodes belong to it."""
+        """Record that another stream becomes current; new nodes belong to it."""
         number = get_sequence_nr()
-        if self._numbers[-1] == number:  # no node was made in between
+        if self._numbers[-1] == number:  # no node was created in between
             self._numbers.pop()
             self._streams.pop()
         if not self._streams or self._streams[-1] != stream:
@@ -111,7 +111,7 @@ class BackwardStreams:
 
     @contextmanager
     def made_on(self, stream: int) -> Iterator[None]:
-        """Assign nodes that are made inside to a stream, whichever is current."""
+        """Assign nodes created inside to `stream`, whatever the current stream is."""
         self.note_switch(stream)
         try:
             yield
@@ -119,21 +119,21 @@ class BackwardStreams:
             self.note_switch(self._accelerator.stream)
 
     def stream_of(self, number: int) -> int:
-        """Return the stream on which forward made a node."""
+        """Return the stream on which forward created a node."""
         return self._streams[max(bisect_right(self._numbers, number) - 1, 0)]
 
     def keep_accumulators(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Assign nodes that accumulate gradients, held by a program, to the present stream."""
+        """Assign gradient-accumulating nodes, which the program holds, to the current stream."""
         for parameter in parameters:
             if parameter.requires_grad and parameter.is_leaf:
                 node: Any = parameter.expand_as(parameter).grad_fn
                 node.next_functions[0][0].metadata[_STREAM] = self._accelerator.stream
 
     def run(self, backward: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the engine; finally the caller's stream waits for all gradients."""
+        """Call the engine; afterwards the caller's stream waits for all gradients."""
         caller = self._accelerator.stream
         if caller == DEFAULT_STREAM and len(self._streams) == 1 and not self._runs:
-            return backward(roots, *args, **kwargs)  # one stream in all of the program
+            return backward(roots, *args, **kwargs)  # the program uses one stream
         current = _Run(caller)
         self._runs.append(current)
         was_active, self.is_active = self.is_active, True
@@ -145,13 +145,13 @@ class BackwardStreams:
         finally:
             self._runs.pop()
             self.is_active = was_active
-            if not current.ends_well:  # raised, or nothing ran
+            if not current.ends_well:  # it raised, or no node ran
                 self._finish(current)
             for _, hook in current.hooks.values():
                 hook.remove()
 
     def arrive(self, tensors: Sequence[Any] = ()) -> None:
-        """Switch to the stream of backward's present node, behind those before it; `tensors`: its inputs."""
+        """Switch to the current node's stream, after the nodes before it; `tensors`: the node's inputs."""
         run = self._runs[-1]
         node: Any = current_autograd_node()
         if node is None or run.ends_well:
@@ -205,7 +205,7 @@ class BackwardStreams:
             run.before.setdefault(id(node), []).append((number, marker))
 
     def _begin(self, gradients: Sequence[Any]) -> None:
-        """Begin a node; keep its inputs from another stream until its own stream is done with them."""
+        """Begin a node; keep inputs from other streams alive until the node's stream has used them."""
         self.arrive()
         if self._runs[-1].crosses:
             self._keep_on_this_stream(gradients)
@@ -216,7 +216,7 @@ class BackwardStreams:
                 self._keep(getattr(tensor, "_local_tensor", tensor), self._accelerator.stream)
 
     def _wait_before_adding(self, run: _Run, node: Any) -> None:
-        """Wait for gradients of the same node: the engine sums them when this node has run."""
+        """Wait for the other gradients of the same node: the engine sums them after this node."""
 
         def wait(*gradients: Any) -> None:
             handle.remove()
@@ -238,7 +238,7 @@ class BackwardStreams:
                 run.before.setdefault(id(following), []).append((number, marker))
 
     def _end_well(self, run: _Run) -> None:
-        """Return to the caller's stream: all nodes have run, and other callbacks come next."""
+        """Return to the caller's stream after the last node, before other callbacks."""
         run.ends_well = True
         self._finish(run)
 
@@ -256,7 +256,7 @@ class BackwardStreams:
 
 
 def reaching_unused(are_static: bool) -> Callable[..., Any]:
-    """Return a hook of DDP models: backward reaches parameters that no result depends on, too."""
+    """Return a hook for DDP models that makes backward also reach parameters on which no result depends."""
     found: list[torch.Tensor] = []
 
     def hook(model: Any, args: Any, output: Any) -> Any:
@@ -267,7 +267,7 @@ def reaching_unused(are_static: bool) -> Callable[..., Any]:
         if not (found and are_static):
             nodes = [leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
             seen = set(nodes)
-            for node in nodes:  # which grow
+            for node in nodes:  # the list grows
                 new = {each for each, _ in getattr(node, "next_functions", ())} - seen
                 seen |= new
                 nodes += new
@@ -283,7 +283,7 @@ def reaching_unused(are_static: bool) -> Callable[..., Any]:
 
 
 class _Reaching(torch.autograd.Function):
-    """A view of a result, whose backward also reaches parameters: these get no gradient."""
+    """Identity view whose backward also reaches unused parameters, without giving them gradients."""
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
@@ -294,7 +294,7 @@ class _Reaching(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         def forget() -> None:
             for parameter in ctx.fresh:
-                parameter.grad = None  # DDP's C++ has set zeros
+                parameter.grad = None  # DDP's C++ code has set zeros
 
-        queue_callback(lambda: queue_callback(forget))  # behind the one of DDP's C++, queued meanwhile
+        queue_callback(lambda: queue_callback(forget))  # runs after the callback that DDP's C++ code queues
         return gradient, *[None] * len(ctx.parameters)

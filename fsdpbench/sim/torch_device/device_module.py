@@ -33,7 +33,7 @@ class MemoryFunctions:
         ACCELERATOR.allocator.reset_peak_memory_stats()
 
     def memory_allocated(self, device: Any = None) -> int:
-        """Return bytes of live tensors (rounded as the allocator rounds)."""
+        """Return the bytes of live tensors, after the allocator's rounding."""
         return self.memory_stats()["allocated_bytes.all.current"]
 
     def max_memory_allocated(self, device: Any = None) -> int:
@@ -41,7 +41,7 @@ class MemoryFunctions:
         return self.memory_stats()["allocated_bytes.all.peak"]
 
     def memory_reserved(self, device: Any = None) -> int:
-        """Return bytes that the allocator holds."""
+        """Return the bytes that the allocator has reserved."""
         return self.memory_stats()["reserved_bytes.all.current"]
 
     def max_memory_reserved(self, device: Any = None) -> int:
@@ -49,10 +49,10 @@ class MemoryFunctions:
         return self.memory_stats()["reserved_bytes.all.peak"]
 
     def reset_accumulated_memory_stats(self, device: Any = None) -> None:
-        """Keep totals since the start: the bench counts retries by them."""
+        """Do nothing: fsdpbench counts retries by totals since the start."""
 
     def memory_snapshot(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
-        """Return segments and blocks of the allocator."""
+        """Return the allocator's segments and blocks."""
         segments: list[dict[str, Any]] = self.memory.memory_snapshot()
         return segments
 
@@ -74,13 +74,13 @@ class RandomNumbers:
     _seed = 0
 
     def manual_seed(self, seed: int) -> None:
-        """Remember the seed; no numbers are drawn from it."""
+        """Store the seed; no numbers are drawn from it."""
         self._seed = int(seed)
 
     manual_seed_all = manual_seed
 
     def seed(self) -> None:
-        """Keep the previous seed: simulations repeat."""
+        """Do nothing, so that simulations are reproducible."""
 
     seed_all = seed
 
@@ -110,7 +110,7 @@ _WARP_SIZE = 32
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """Known fields of `torch.cuda`'s device properties, as `torch.sim.get_device_properties` returns them."""
+    """The fields of `torch.cuda`'s device properties that are known (`torch.sim.get_device_properties`)."""
 
     name: str
     total_memory: int
@@ -126,7 +126,7 @@ class DeviceProperties:
 
 
 def drain() -> None:
-    """Block the CPU until the device is idle, as `synchronize` does; it orders nothing for the sanitizer."""
+    """Block the CPU until the device is idle, like `synchronize`; it orders nothing for the sanitizer."""
     ACCELERATOR.require_started()
     timeline = ACCELERATOR.timeline
     start = timeline.cpu
@@ -151,12 +151,12 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
         self.use_mem_pool = use_pool
 
     def init(self) -> None:
-        """Do nothing: `Simulation.start` has initialised the device."""
+        """Do nothing: `Simulation.start` initialises the device."""
 
     _lazy_init = init
 
     def is_initialized(self) -> bool:
-        """Return whether the simulation has been started."""
+        """Return whether the simulation was started."""
         return ACCELERATOR.started
 
     def is_available(self) -> bool:
@@ -171,7 +171,7 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
         return False
 
     def device_count(self) -> int:
-        """Return the GPUs of a node."""
+        """Return the number of GPUs per node."""
         return ACCELERATOR.device_count
 
     def current_device(self) -> int:
@@ -182,7 +182,7 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
         """Accept any index: the process has one device."""
 
     def device(self, device: Any) -> StreamContext:
-        """Return a context that does nothing, since there is one device."""
+        """Return a context manager that does nothing, because there is one device."""
         return StreamContext(None)
 
     def get_device_name(self, device: Any = None) -> str:
@@ -190,23 +190,23 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
         return ACCELERATOR.kernel_costs.profile.title
 
     def get_device_properties(self, device: Any = None) -> DeviceProperties:
-        """Return name, memory, multiprocessors and capability of the hardware profile."""
+        """Return name, memory, multiprocessors, capability and cache from the hardware profile."""
         profile = ACCELERATOR.kernel_costs.profile
         capability, chip = self.get_device_capability(), chip_of(profile.title)
-        cache = int((40 if chip is None else chip.cache_mib) * 2**20)  # an A100's for an unknown title
+        cache = int((40 if chip is None else chip.cache_mib) * 2**20)  # an A100's if the title is unknown
         return DeviceProperties(profile.title, profile.memory_bytes, profile.sm_count, *capability, cache)
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
-        """Return (major, minor) of the hardware profile's GPU; an A100's for an unknown title."""
+        """Return (major, minor) of the profile's GPU, or an A100's if its title is unknown."""
         chip = chip_of(ACCELERATOR.kernel_costs.profile.title)
         return (8, 0) if chip is None else chip.capability
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Return the types that autocast may choose."""
+        """Return the dtypes that autocast supports."""
         return [torch.bfloat16, torch.float16]
 
     def current_stream(self, device: Any = None) -> Stream:
-        """Return the stream that operators are queued on."""
+        """Return the stream on which operators are queued."""
         ACCELERATOR.require_started()
         if ACCELERATOR.backward.is_active:
             ACCELERATOR.backward.arrive()
@@ -220,7 +220,7 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
         return ACCELERATOR.streams.get(number) or Stream(stream_id=number)
 
     def stream(self, stream: Stream | None) -> StreamContext:
-        """Return a context that makes a stream current."""
+        """Return a context manager that makes a stream current."""
         return StreamContext(stream)
 
     def set_stream(self, stream: Stream | None) -> None:
@@ -236,10 +236,10 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
 
 
 class SimulatedDeviceGuard(DeviceGuard):
-    """torch's guard of a device written in Python.
+    """torch's guard for a device written in Python.
 
-    The engine asks it also while the error of a hook leaves a node of backward. Python lets no call succeed
-    then, and torch would end the process: so the error is kept, and raised again behind the engine.
+    The engine also calls it while a hook's error leaves a backward node. Python cannot call anything then,
+    and torch would abort the process. So the guard stores the error, which is raised again after it returns.
     """
 
     @staticmethod
@@ -256,7 +256,7 @@ _PRIVATE_USE_1 = 20  # c10::DeviceType::PrivateUse1
 class Stream(torch.Stream):
     """A queue of device work. `device` and `priority` are accepted as by `torch.cuda.Stream`.
 
-    Priorities have no effect: kernels do not preempt each other in the simulation.
+    Priorities have no effect: simulated kernels do not preempt each other.
     """
 
     number: int
@@ -277,26 +277,26 @@ class Stream(torch.Stream):
         self.priority = priority
 
     def wait_event(self, event: Event) -> None:  # type: ignore[override]
-        """Make work queued from now on wait for the event."""
+        """Make work that is queued from now on wait for the event."""
         event.wait(self)
 
     def wait_stream(self, stream: Stream) -> None:  # type: ignore[override]
-        """Make work queued from now on wait for all work queued on another stream so far."""
+        """Make work that is queued from now on wait for all work queued on another stream so far."""
         self.wait_event(stream.record_event())
 
     def record_event(self, event: Event | None = None) -> Event:  # type: ignore[override]
-        """Record an event (a new one by default) at this point."""
+        """Record an event (by default a new one) at this point."""
         event = Event() if event is None else event
         event.record(self)
         return event
 
     def query(self) -> bool:
-        """Return whether all queued work is done."""
+        """Return whether all queued work is complete."""
         ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.event_ns
         return ACCELERATOR.timeline.is_idle(self.number)
 
     def synchronize(self) -> None:
-        """Block the CPU until all queued work is done."""
+        """Block the CPU until all queued work is complete."""
         timeline = ACCELERATOR.timeline
         start = timeline.cpu
         timeline.cpu += ACCELERATOR.cpu_costs.synchronize_ns
@@ -322,7 +322,7 @@ class Stream(torch.Stream):
 
 
 class StreamContext:
-    """Context of `torch.sim.stream(stream)`, which makes a stream current; None changes nothing."""
+    """Context manager of `torch.sim.stream(stream)`, which makes a stream current; None changes nothing."""
 
     __slots__ = ("_previous", "_stream")
 
@@ -341,7 +341,7 @@ class StreamContext:
 
 
 class Event:
-    """Point in a stream. Unrecorded events have always passed, as in CUDA."""
+    """A point in a stream. As in CUDA, events that were never recorded count as passed."""
 
     def __init__(
         self,
@@ -356,7 +356,7 @@ class Event:
         self._trace: EventRecord | None = None
 
     def record(self, stream: torch.Stream | None = None) -> None:
-        """Move the event to the present end of a stream (the current one by default)."""
+        """Move the event to the current end of a stream (by default the current one)."""
         timeline = ACCELERATOR.timeline
         number = _number(stream)
         start = timeline.cpu
@@ -369,7 +369,7 @@ class Event:
             )
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Make a stream (the current one by default) wait for the event."""
+        """Make a stream (by default the current one) wait for the event."""
         timeline = ACCELERATOR.timeline
         start = timeline.cpu
         timeline.cpu += ACCELERATOR.cpu_costs.event_ns
@@ -400,7 +400,7 @@ class Event:
             )
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Return milliseconds between two recorded events that were made with `enable_timing=True`."""
+        """Return milliseconds between two recorded events created with `enable_timing=True`."""
         if not (self.enable_timing and end_event.enable_timing):
             raise RuntimeError(
                 "both events must be made with enable_timing=True to measure time between them"
@@ -414,7 +414,7 @@ class Event:
 
 
 def _number(stream: torch.Stream | None) -> int:
-    """Return a stream's number; None: the current one's."""
+    """Return a stream's number; None means the current stream."""
     if stream is not None:
         return int(stream.stream_id)
     if ACCELERATOR.backward.is_active:
@@ -423,7 +423,7 @@ def _number(stream: torch.Stream | None) -> int:
 
 
 def _make_current(number: int) -> int:
-    """Make a stream current in the calling thread; return the number of the one before."""
+    """Make a stream current in the calling thread; return the number of the previous one."""
     if ACCELERATOR.backward.is_active:
         ACCELERATOR.backward.arrive()
     separate_threads()
@@ -433,7 +433,7 @@ def _make_current(number: int) -> int:
 
 
 def switch_to(number: int) -> None:
-    """Make a stream the current one."""
+    """Make a stream current."""
     ACCELERATOR.stream = number
     ACCELERATOR.backward.note_switch(number)
     ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.stream_ns

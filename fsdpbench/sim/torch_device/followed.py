@@ -1,4 +1,4 @@
-"""Interfaces of observers of the simulated device's memory: all uses (the sanitizer), or its holders."""
+"""Interfaces of observers of device memory: of all uses (the sanitizer), or of what holds memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +14,7 @@ class Runs(NamedTuple):
 
 
 class Region(NamedTuple):
-    """Bytes from ``start`` to ``end`` of a storage; with holes where there are ``runs``."""
+    """Bytes from ``start`` to ``end`` of a storage; with holes if ``runs`` is set."""
 
     start: int
     end: int
@@ -22,7 +22,7 @@ class Region(NamedTuple):
 
 
 class Use(NamedTuple):
-    """One tensor of a call: its position among the call's tensors, the bytes used, whether written."""
+    """A use of one tensor of a call: its index among the call's tensors, the bytes, whether written."""
 
     place: int
     region: Region
@@ -30,13 +30,13 @@ class Use(NamedTuple):
 
 
 class MemoryFollower(Protocol):
-    """Observer of all work before its launch, and of everything the CPU waits for (the sanitizer)."""
+    """Observer of all work before its launch, and of everything for which the CPU waits (the sanitizer)."""
 
     def uses_of(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Use, ...]: ...
     def kernel(
         self, stream: int, name: str, uses: Sequence[Use], tensors: list[Any], outputs: list[torch.Tensor]
     ) -> None:
-        """Observe an operator about to be launched; `outputs`: new tensors."""
+        """Observe an operator that is about to be launched; `outputs`: new tensors."""
 
     def workspaces(self, stream: int, blocks: Sequence[Any]) -> None: ...
     def collective(
@@ -49,7 +49,7 @@ class MemoryFollower(Protocol):
         awaited: bool,
         group: str,
     ) -> None:
-        """Observe a collective about to be queued; `awaited`: its caller has to wait for its work."""
+        """Observe a collective about to be queued; `awaited`: its caller must wait for its work."""
 
     def host_copy(
         self,
@@ -60,7 +60,7 @@ class MemoryFollower(Protocol):
         *,
         blocking: bool,
     ) -> None:
-        """Observe a copy over the host link about to be queued; `blocking`: the CPU waits for it."""
+        """Observe a host-link copy about to be queued; `blocking`: the CPU waits for it."""
 
     def host_reads(self, tensor: torch.Tensor, name: str) -> None: ...
     def host_waits_for_all(self) -> None: ...
@@ -73,13 +73,13 @@ class MemoryFollower(Protocol):
 
 
 class Lateness(Protocol):
-    """Source of the last rank's lateness in a collective (`jitter`)."""
+    """Source of the delay by the last rank of a collective (`jitter`)."""
 
     def lateness_ns(self, group_size: int) -> int: ...
 
 
 class HolderFollower(Protocol):
-    """Observer of spans and collectives; attributes memory to its holders (`sim/followers/account.py`)."""
+    """Observer of spans and collectives that attributes memory to holders (`sim/followers/account.py`)."""
 
     def enter(self, span: str) -> None: ...
     def leave(self, span: str) -> None: ...

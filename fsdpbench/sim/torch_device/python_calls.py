@@ -1,15 +1,15 @@
-"""CPU time of the Python that runs between operators: a cost for each call of a function.
+"""CPU time of Python between operators: a cost per function call.
 
-Between two operators the first call of a function costs all of it, others 15 %, as calls of `tree_map` do on
-one host. Functions of the standard library, whose number of calls depends on Python's version, cost nothing.
-Counting (`sys.setprofile`) adds a third to a step's real time. So the second step of a simulation is counted,
-and later ones repeat its counts while they call the same operators:
+Between two operators, the first call of a function has the full cost, and repeated calls 15 % (measured for
+`tree_map` on one host). Functions of the standard library cost nothing, because their number of calls depends
+on Python's version. Counting (`sys.setprofile`) adds a third to a step's real time. So calls are counted in
+the second step of a simulation, and later steps reuse the counts while they call the same operators:
 
-    step 1   builds states and fills caches: not counted
+    step 1   creates states and fills caches: not counted
     step 2   [ 3 calls ] linear [ 1 call ] gelu [ 41 calls ] all_gather ... [ 7 calls ] end
-    step 3     as step 2   =      as step 2  =    counted from here: another operator than in step 2
+    step 3     as step 2   =      as step 2  =    counted from here: the operator differs from step 2
 
-A script's first step has no beginning that is known: its third is counted, and its second costs no Python.
+A script's first step has no known start: its third step is counted, and Python is free in its second.
 """
 
 import os
@@ -26,21 +26,21 @@ from fsdpbench.sim.torch_device.backward_streams import take_error
 _PACKAGE = os.path.dirname(os.path.abspath(sys.modules["fsdpbench"].__file__ or "")) + os.sep
 _OF_PROGRAMS = tuple(f"{_PACKAGE}{each}{os.sep}" for each in ("impl", "workloads", "systems"))
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
-_INSTALLED = "-packages" + os.sep  # below the standard library, where no virtual environment has them
+_INSTALLED = "-packages" + os.sep  # inside the standard library's folder, unless in a virtual environment
 _PLANNING = ("_compile", "_dynamo", "_inductor", "_functorch", "fx", "_subclasses", "_refs", "_prims",
              "_decomp", "_ops", "_meta_registrations", "_library", "library", "_guards", "_logging",
              "compiler")  # fmt: skip
 _OF_PLANNING = tuple(os.path.join(os.path.dirname(torch.__file__), each) for each in _PLANNING)
-"""Modules that run while operators and graphs get their plans."""
-_MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")  # `module_call_us` is their time
+"""Modules that run while operators and graphs are planned."""
+_MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")  # their time is `module_call_us`
 _GENERATORS = 0x20 | 0x80 | 0x200
 _END = "end of the step"
-_PAUSES = sys.version_info < (3, 12)  # later ones instrument all functions again each time
-FIRST, AGAIN = 100, 15  # what calls weigh, in hundredths
+_PAUSES = sys.version_info < (3, 12)  # later versions instrument all functions again after each pause
+FIRST, AGAIN = 100, 15  # costs of calls, in hundredths
 
 
 def _is_counted(code: CodeType) -> bool:
-    """Return whether a function is the program's. Comprehensions are calls in some versions of Python."""
+    """Return whether calls of a function count. Comprehensions, which are calls in some versions, do not."""
     name, file = code.co_name, code.co_filename
     if code.co_flags & _GENERATORS or name in _MODULE_CALLS or file.startswith(("<", *_OF_PLANNING)):
         return False
@@ -52,24 +52,24 @@ def _is_counted(code: CodeType) -> bool:
 
 
 class PythonCalls:
-    """Charges an `Accelerator` for the `calls`, in hundredths, of the thread that begins a step."""
+    """Counter that charges an `Accelerator` for `calls` (in hundredths) of the thread that begins a step."""
 
     counting = False
-    """Whether they are counted now."""
+    """Whether calls are being counted."""
     _paused = False
-    _comparison = 0  # the `id` of the outermost `__eq__`'s frame; calls from there on are not counted:
-    # tables in C++ (DTensor's of shardings) hash by address, and compare keys now more often, now less
+    _comparison = 0  # `id` of the outermost `__eq__` frame. Calls inside it are not counted, because C++ hash
+    # tables (DTensor's, of shardings) hash by address and compare keys more often in some runs than in others
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
-        self._codes: dict[int, tuple[CodeType, bool]] = {}  # by `id`: hashing one takes longer than its call
+        self._codes: dict[int, tuple[CodeType, bool]] = {}  # by `id`: hashing a code is slower than its call
         self._called: set[int] = set()
         self.forget()
 
     def forget(self) -> None:
         """Forget the steps of the previous simulation."""
         self._stop()
-        self.hidden = False  # whether another profiler hid calls of a step
+        self.hidden = False  # whether another profiler hid the calls of a step
         self.calls, self._begun, self._at, self.thread = 0, 0, -1, 0
         self._step: list[tuple[Any, int]] = []
 
@@ -81,14 +81,14 @@ class PythonCalls:
             self._count()
 
     def end_step(self) -> None:
-        """Charge what follows the last operator, and end the step (no effect without one)."""
+        """Charge the calls after the last operator, and end the step (no effect outside of a step)."""
         if self.counting or self._step[self._at : self._at + 1] == self._step[-1:]:
             self.before(_END)
         self._at = -1
         self._stop()
 
     def before(self, operator: Any) -> None:
-        """Charge the calls since the operator before this one."""
+        """Charge the calls between the previous operator and this one."""
         at = self._at
         if at < 0 or not (self._step or self.counting) or threading.get_ident() != self.thread:
             return
@@ -105,16 +105,16 @@ class PythonCalls:
         self._accelerator.timeline.cpu += calls * self._accelerator.cpu_costs.python_call_ns // 100
 
     def leave(self) -> None:
-        """Forget the calls so far: they are the simulator's own, or charged."""
+        """Discard the calls so far, which are the simulator's own or already charged."""
         if threading.get_ident() == self.thread:
             self.calls, self._comparison = 0, 0
             self._called.clear()
             self.resume()
 
     def pause(self) -> bool:
-        """See no calls until `resume` or `leave`, in a part of the simulator that calls nothing counted.
+        """Stop seeing calls until `resume` or `leave`, in simulator code that makes no calls that count.
 
-        Unseen its Python takes half the time. Return whether calls were seen so far.
+        Its Python then takes half the time. Return whether calls were seen so far.
         """
         if not (self.counting and _PAUSES and sys.getprofile() is self._function):
             return False
@@ -123,7 +123,7 @@ class PythonCalls:
         return True
 
     def resume(self) -> None:
-        """See calls again, if they are not seen."""
+        """See calls again if they are paused."""
         if self._paused:
             self._paused = False
             sys.setprofile(self._function)
@@ -152,13 +152,13 @@ class PythonCalls:
         sys.setprofile(called)
 
     def _stop(self) -> None:
-        """Count no more; without effect on a function that the program has set since, which saw the calls."""
+        """Stop counting, unless the program has set another profile function, which saw the calls."""
         if not self.counting:
             return
         self.counting = False
         if sys.getprofile() is not self._function:
-            self._step, self.hidden = [], True  # too few were counted
-        elif hasattr(self._previous, "enable"):  # `cProfile`: not a function
+            self._step, self.hidden = [], True  # too few calls were counted
+        elif hasattr(self._previous, "enable"):  # `cProfile`, which is not a function
             self._previous.enable()
         else:
             sys.setprofile(self._previous)

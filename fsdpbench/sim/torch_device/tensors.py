@@ -1,11 +1,11 @@
-"""Tensors of the device, views of them, their storages, and their twins on the meta device.
+"""Tensors of the device, their views and storages, and their counterparts on the meta device.
 
-They are plain `torch.Tensor` objects (no subclass, no mode), indistinguishable from an accelerator's.
+They are plain `torch.Tensor` objects (no subclass, no mode), like those of a real accelerator.
 
-A storage has zero bytes in torch's C++. Its true size is in a `StorageRecord` and a weak reference to the
-storage's Python object, which torch keeps alive as long as the C++ storage lives; its callback frees the
-simulated block when the storage really dies (also if autograd or views held it). FSDP frees and allocates
-buffers by `storage.resize_`, which a patch routes here.
+In torch's C++ a storage has zero bytes. A `StorageRecord` has its true size. The record is a weak reference
+to the storage's Python object, which torch keeps alive as long as the C++ storage. Its callback frees the
+simulated block when the storage really dies (even if autograd or views held it last). FSDP frees and
+reallocates buffers with `storage.resize_`, which a patch routes here.
 """
 
 import functools
@@ -32,9 +32,9 @@ from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
 
 _META = DispatchKey.Meta
 _create: Any = create_empty_tensor
-# The meta device's kernels change only geometry, and accept any tensor: views share the storage of their
-# base. With only its key active `as_strided` goes there (cheaper than a call by key; the guard that includes
-# a key would keep the key's device afterwards since torch 2.11). Most views need no operator at all.
+# Kernels of the meta device change only the geometry and accept any tensor: views share the storage of their
+# base. `as_strided` reaches them if only their key is active (cheaper than a call with keys; since torch
+# 2.11, a guard that includes a key would keep its device afterwards). Most views need no operator at all.
 _Key: Any = DispatchKey
 _Keys = DispatchKeySet
 _ABOVE = (_Key.ADInplaceOrView, _Key.AutogradPrivateUse1, _Key.AutogradMeta, _Key.AutocastPrivateUse1)
@@ -43,7 +43,7 @@ _force_keys = ForceDispatchKeyGuard
 _as_strided = torch.as_strided
 _reinterpret = reinterpret_tensor
 _inference_mode = torch.is_inference_mode_enabled
-# torch's own getter: where a user's script runs, `device.type` reads "cuda" (`fsdpbench/script`).
+# torch's own getter: while a user's script runs, `device.type` reads "cuda" (`fsdpbench/script`).
 _type_of: Any = torch.device.type.__get__  # type: ignore[attr-defined]
 _set_storage = set_storage_by_key
 
@@ -51,7 +51,7 @@ _set_storage = set_storage_by_key
 def new_tensor(
     shape: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype, nbytes: int
 ) -> torch.Tensor:
-    """Return a tensor with its own memory; `strides` None: contiguous. Raises `torch.OutOfMemoryError`."""
+    """Return a tensor with its own memory (`strides` None: contiguous). Raises `torch.OutOfMemoryError`."""
     tensor = _create(shape, dtype)
     attach(tensor.untyped_storage(), nbytes)
     return tensor if strides is None else _reinterpret(tensor, shape, strides, 0)
@@ -60,9 +60,9 @@ def new_tensor(
 def new_view(
     base: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return a tensor on the storage of `base`; `offset` and strides in elements of `dtype`."""
+    """Return a view of the storage of `base`; `offset` and strides in elements of `dtype`."""
     if dtype is base.dtype:
-        # New tensors belong to the inference mode, views to their base: `as_strided` heeds that.
+        # `as_strided` handles inference mode: new tensors depend on the mode, views on their base.
         if not (base.is_inference() or _inference_mode()):
             return _reinterpret(base, shape, strides, offset - base.storage_offset())
         with _force_keys(*_ONLY_META):
@@ -71,7 +71,7 @@ def new_view(
 
 
 def same_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the memory of `tensor` with a storage of its own, as after DLPack."""
+    """Return a tensor on the memory of `tensor`, but with its own storage, as after DLPack."""
     nbytes = extent(tensor) * tensor.element_size()
     copy = _create((0,), tensor.dtype)
     offset = int(tensor.storage_offset()) * tensor.element_size()
@@ -86,12 +86,12 @@ def set_geometry(
     shape: Sequence[int],
     strides: Sequence[int],
 ) -> torch.Tensor:
-    """Point an existing tensor at a storage, with another geometry."""
+    """Set the storage and geometry of an existing tensor."""
     return _set_storage(_META, tensor, storage, offset, shape, strides)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return row-major strides, as torch computes them (a dimension of size 0 counts as 1)."""
+    """Return row-major strides as torch computes them (dimensions of size 0 count as 1)."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -110,17 +110,17 @@ def is_simulated(device: torch.device) -> bool:
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """Return the elements of the storage between a tensor's first and last element, both included."""
+    """Return the number of storage elements from a tensor's first to its last, both included."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def meta_twin(value: Any) -> Any:
-    """Return the argument for the meta device: tensors, lists of tensors and devices are replaced."""
+    """Return an argument for the meta device: replaces tensors, lists of tensors, and devices."""
     if isinstance(value, torch.Tensor):
         if value.device.type == "cpu" and value.dim() == 0:
-            return value  # operators take wrapped numbers and CPU scalars beside tensors of any device
+            return value  # operators accept wrapped numbers and CPU scalars next to tensors of any device
         offset = value.storage_offset()
         if offset == 0:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
@@ -134,7 +134,7 @@ def meta_twin(value: Any) -> Any:
 
 
 def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return all tensors of a call, in order, those in lists included."""
+    """Return all tensors in a call's arguments, in order, including those in lists."""
     found: list[torch.Tensor] = []
     for value in args:
         if isinstance(value, torch.Tensor):
@@ -150,7 +150,7 @@ _RECORD = "_sim_record"
 
 
 class Assumed(IntEnum):
-    """The origin of a value: known, a guess (a balanced count), an answer that only data has (`x > 0`)."""
+    """How a value is known: for certain, as a guess (a balanced count), or as an assumed answer (`x > 0`)."""
 
     NO = 0
     GUESS = 1
@@ -158,27 +158,27 @@ class Assumed(IntEnum):
 
 
 class Known(NamedTuple):
-    """Value of all elements, as a one-element tensor of the host (`known_values.py`)."""
+    """Value of all elements, as a one-element host tensor (`known_values.py`)."""
 
     value: torch.Tensor
     assumed: Assumed
 
 
 class Chosen(NamedTuple):
-    """Each element is one of so many numbers from 0, as a router chose (`choices.py`)."""
+    """Each element is one of the numbers 0 to `among` - 1, as a router chose (`choices.py`)."""
 
     among: int
 
 
 class Share(NamedTuple):
-    """Number of non-zero elements; and whether these are ones."""
+    """Share of elements that are not zero, and whether they are ones."""
 
     of_all: Fraction
     ones: bool
 
 
 class Listed(NamedTuple):
-    """Whole numbers in a row, from the host (labels, a mask); `assumed`: other ranks are to hold them too."""
+    """Whole numbers in a row from the host (labels, a mask). `assumed`: whether they are a guess."""
 
     values: torch.Tensor
     assumed: Assumed = Assumed.NO
@@ -188,7 +188,7 @@ Choice = Chosen | Share | Listed
 
 
 class StorageRecord(weakref.ref):
-    """Size in bytes and block of one storage (None while it is empty), and its known values."""
+    """Size in bytes and block of a storage (None while it is empty), and its known values."""
 
     __slots__ = ("allocator", "block", "choice", "known", "nbytes", "symmetric")
     nbytes: int
@@ -200,7 +200,7 @@ class StorageRecord(weakref.ref):
 
 
 class Lent:
-    """Memory of another storage, block and allocator in one, as DLPack passes it.
+    """Memory borrowed from another storage, as DLPack passes it; acts as both block and allocator.
 
     The lender lives as long as the borrowing storage.
     """
@@ -215,20 +215,20 @@ class Lent:
         return start + self.offset if start else 0
 
     def free(self, block: Any) -> None:
-        """Release the lender: the borrower has died."""
+        """Release the lender, because the borrower has died."""
         self.lender = None
 
     def record_stream(self, block: Any, stream: int) -> None:
-        """Keep the lender's memory until that stream has come here."""
+        """Keep the lender's memory until `stream` has reached this point."""
         record: Any = None if self.lender is None else record_of(self.lender)
         if record is not None and record.block is not None:
             record.allocator.record_stream(record.block, stream)
 
 
 def _free(record: StorageRecord) -> None:
-    """Free a dead storage's block."""
+    """Free the block of a dead storage."""
     python = ACCELERATOR.python
-    # What dies with a lender may call the program's Python.
+    # Objects that die with a lender may run the program's Python code.
     paused = python.counting and not isinstance(record.block, Lent) and python.pause()
     try:
         if record.block is not None:
@@ -248,7 +248,7 @@ def forget(record: StorageRecord | None) -> None:
 
 
 def remember(record: StorageRecord, known: Known | None, choice: Choice | None) -> None:
-    """Set what is known of a storage, instead of what was."""
+    """Replace the knowledge about a storage's values."""
     forget(record)
     record.known, record.choice = known, choice
     ACCELERATOR.known_values += known is not None or choice is not None
@@ -267,19 +267,19 @@ def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
 
 
 def borrow(storage: torch.UntypedStorage, lender: torch.UntypedStorage, offset: int, nbytes: int) -> None:
-    """Give a new storage `nbytes` of the lender's memory, from `offset` on."""
+    """Give a new storage `nbytes` of the lender's memory, starting at `offset`."""
     record = attach(storage, 0)
     record.nbytes = nbytes
     record.block = record.allocator = Lent(lender, offset)
 
 
 def record_of(storage: torch.UntypedStorage) -> StorageRecord | None:
-    """Return the record of a storage of the device; None for any other storage."""
+    """Return the record of a storage of the device, or None for any other storage."""
     return getattr(storage, _RECORD, None)
 
 
 def resize(record: StorageRecord, nbytes: int) -> None:
-    """Free the storage's memory and allocate another size (contents do not exist)."""
+    """Free the storage's memory and allocate `nbytes` (there are no contents)."""
     if nbytes == record.nbytes:
         return
     if isinstance(record.block, Lent):
@@ -310,14 +310,14 @@ def allocate(nbytes: int) -> Block:
         return accelerator.allocator.malloc(nbytes, stream)
     except SimOutOfMemoryError as error:
         message = str(error)
-    # A hook of autograd must not raise (the process would end), so that the result is written before.
+    # An error in an autograd hook would end the process, so the result is written first.
     if ACCELERATOR.on_out_of_memory is not None:
         ACCELERATOR.on_out_of_memory(message)
     raise torch.OutOfMemoryError(message)
 
 
 def address(storage: torch.UntypedStorage) -> int | None:
-    """Return the simulated address of a storage, 0 while it is empty; None for one of another device."""
+    """Return the simulated address of a storage, 0 if it is empty, or None if it is on another device."""
     record = record_of(storage)
     if record is None:
         return None
@@ -325,21 +325,21 @@ def address(storage: torch.UntypedStorage) -> int | None:
 
 
 def use_on_stream(tensor: torch.Tensor, stream: int) -> None:
-    """Run `Tensor.record_stream`: keep this memory until that stream has come here."""
+    """Implement `Tensor.record_stream`: keep the memory until `stream` has reached this point."""
     record: Any = record_of(tensor.untyped_storage())
     if record is not None and record.block is not None:
         record.allocator.record_stream(record.block, stream)
 
 
-# Pinned memory is marked on the storage of the host's tensor, which torch's CPU allocator made: copies of it
-# are asynchronous to the CPU, all others block it.
+# Pinned memory is marked on the storage of the host tensor, which torch's CPU allocator created. Copies of it
+# do not block the CPU; all other host copies do.
 _MARK = "_sim_pinned"
 LARGE_ON_HOST = 1 << 20
-"""Bytes. To compute with less takes no longer than to find out that nothing has to be computed."""
+"""Bytes. Smaller host tensors are always computed with: skipping an operator would take as long."""
 
 
 def pin(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a host tensor's memory as pinned; return the tensor. Raises `torch.OutOfMemoryError`."""
+    """Mark a host tensor's memory as pinned and return the tensor. Raises `torch.OutOfMemoryError`."""
     for part in with_memory(tensor):
         storage: Any = part.untyped_storage()
         if not hasattr(storage, _MARK):
@@ -350,7 +350,7 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
 
 def _take_pinned(storage: Any) -> None:
     held = ACCELERATOR.host
-    held.hand_out(nbytes := 1 << max(0, storage.nbytes() - 1).bit_length())  # as torch rounds it
+    held.hand_out(nbytes := 1 << max(0, storage.nbytes() - 1).bit_length())  # torch's rounding
     weakref.finalize(storage, held.take_back, nbytes)
     _check_host("pinned memory")
 
@@ -381,7 +381,7 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 
 
 def pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself if it is pinned, else a pinned copy, as `Tensor.pin_memory`."""
+    """Return the tensor if it is pinned, otherwise a pinned copy, like `Tensor.pin_memory`."""
     if is_pinned(tensor):
         return tensor
     if type(tensor) in (torch.Tensor, torch.nn.Parameter) and has_no_values(tensor):
@@ -408,7 +408,7 @@ def has_no_values(host: torch.Tensor) -> bool:
 
 
 def with_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Return the tensors inside one that wraps others; any other tensor as it is."""
+    """Yield the tensors inside a wrapper subclass, or any other tensor itself."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor

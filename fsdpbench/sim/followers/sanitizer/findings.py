@@ -1,9 +1,9 @@
-"""Findings of the sanitizer: each pair of places once, with the number of repetitions.
+"""Findings of the sanitizer: each pair of unordered accesses once, with the number of repetitions.
 
-- `race`: two accesses of the same bytes, one a write, without an order.
-- `use_after_free`: the same through the allocator; the bytes were freed, allocated again and used while the
-old owner's work may still run.
-- `read_before_ready`: memory that a copy or collective in flight reads or writes is used before its end.
+- `race`: two accesses to the same bytes, at least one of them a write, without an order.
+- `use_after_free`: a race through the allocator; the bytes were freed, allocated again and used while the old
+owner's work may still run.
+- `read_before_ready`: memory is used before the end of a copy or collective that reads or writes it.
 """
 
 import os
@@ -21,7 +21,7 @@ from fsdpbench.sim.model.trace_recorder import trace_stream
 
 
 class Kind(StrEnum):
-    """Kinds of missing order between two accesses."""
+    """Ways in which two accesses lack an order."""
 
     RACE = "race"
     USE_AFTER_FREE = "use_after_free"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 @dataclass
 class Access:
-    """One side of a finding; `stream` is its name for a reader."""
+    """One side of a finding. `stream`: the stream's name as shown to users."""
 
     operation: Operation
     writes: bool
@@ -43,7 +43,7 @@ class Access:
             "operation": self.operation.name,
             "access": "write" if self.writes else "read",
             "stream": self.stream,
-            # Of FSDP, by the newest span that names one.
+            # The FSDP unit: the newest profiler span that names one.
             "unit": next((each for each in reversed(self.operation.scopes) if each.startswith("FSDP")), None),
             "phase": phase(self.operation),
             "step": self.operation.step,
@@ -58,7 +58,7 @@ class Access:
 
 @dataclass
 class Finding:
-    """Two accesses without an order. `bytes`: the most that they shared, `role` is of those."""
+    """Two unordered accesses. `bytes`: the most that they shared; `role`: the purpose of those bytes."""
 
     kind: Kind
     first: Access
@@ -86,7 +86,7 @@ class Finding:
 
 
 class Findings:
-    """All findings, in the order in which they were met."""
+    """All findings, in order of discovery."""
 
     def __init__(self, names: "StreamNames") -> None:
         self._names = names
@@ -109,9 +109,9 @@ class Findings:
         forward: tuple[Stack | None, ...],
         role: str | None = None,
     ) -> None:
-        """Add two accesses without an order; `freed`: the old one was by a former owner of the bytes.
+        """Add two unordered accesses. `freed`: the bytes had another owner at the old access.
 
-        `role`: the bytes' purpose, if known.
+        `role`: the purpose of the bytes, if known.
         """
         kind = _kind(old, new, freed)
         key = (kind, old.name, old.stack, wrote, new.name, new.stack, writes)
@@ -142,7 +142,7 @@ def _kind(old: Operation, new: Operation, freed: bool) -> Kind:
 
 
 def phase(operation: Operation) -> str:
-    """Return the part of a training step of an operation: `forward` is inside of a module's call."""
+    """Return an operation's part of the training step; `forward` is inside a module's call."""
     for scope in reversed(operation.scopes):
         if scope.startswith("Optimizer.step"):
             return "optimizer"
@@ -155,7 +155,7 @@ def phase(operation: Operation) -> str:
 
 
 def _role(kind: Kind, first: Access, second: Access, known: str | None) -> str:
-    """Return the purpose of the bytes, if known or implied by the two accesses."""
+    """Return the purpose of the bytes: the known one, or one implied by the two accesses."""
     if known is not None:
         return known
     for access in (first, second):
@@ -193,13 +193,13 @@ def _hint(kind: Kind, first: Access, second: Access) -> str:
 
 
 class StreamNames:
-    """Names of streams by where or for what they were made."""
+    """Names of streams, from the place or purpose for which they were created."""
 
     def __init__(self) -> None:
         self._made: dict[int, Stack | str] = {}
 
     def made(self, stream: int, by: Stack | str) -> None:
-        """Record where, or for what, a stream was made."""
+        """Record where, or for what purpose, a stream was created."""
         self._made[stream] = by
 
     def of(self, operation: Operation) -> str:
@@ -218,14 +218,14 @@ def short_name(name: str) -> str:
 
 
 _PACKAGE_FOLDER = Path(__file__).parents[3]
-# Files between a program and the simulated device.
+# Packages between a program and the simulated device.
 _OURS = tuple(str(_PACKAGE_FOLDER / n) + os.sep for n in ("sim", "script", "devices", "measuring", "launch"))
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(_PACKAGE_FOLDER.parent) + os.sep
 _MODULE = _TORCH + os.path.join("nn", "modules", "module.py")
 _MACHINERY = tuple(_TORCH + name for name in table_beside(__file__, "findings.toml")["machinery"])
 _STARTERS = (os.sep + "runpy.py", os.sep + os.path.join("multiprocessing", "process.py"))
-"""Frames below these are not the program's."""
+"""Frames further out than these are not the program's."""
 _MOST_FRAMES = 12
 
 
@@ -238,7 +238,7 @@ def _line(code: object, instruction: int) -> int:
 
 
 def frames(stack: Stack | None) -> list[str]:
-    """Return `file:line function` of the informative frames, without simulator and dispatch."""
+    """Return `file:line function` of frames, without those of the simulator and of torch's dispatch."""
     found = []
     for code, instruction in stack or ():
         name = code.co_filename
@@ -253,7 +253,7 @@ def frames(stack: Stack | None) -> list[str]:
 
 
 def own_line(stack: Stack | None) -> str:
-    """Return the innermost line that is neither torch's nor the simulator's; else the innermost of all."""
+    """Return the innermost line outside torch and the simulator; if there is none, the innermost line."""
     for code, instruction in stack or ():
         name = code.co_filename
         if not name.startswith((*_OURS, _TORCH, "<")):

@@ -1,4 +1,4 @@
-"""Operations that use memory: their place in the program, and the bytes that each of them uses."""
+"""Operations that access memory, with their place in the program and the bytes that they use."""
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,9 +33,9 @@ from fsdpbench.sim.torch_device.tensors import Lent, is_on_device, record_of, wi
 
 
 class Operations:
-    """Operations and their uses of memory.
+    """Factory of operations, and recorder of their memory uses.
 
-    `step`: optimizer steps so far. `scopes`: the profiler's open spans. `count`: uses of memory followed.
+    `step`: optimizer steps so far. `scopes`: open profiler spans. `count`: recorded uses of memory.
     """
 
     def __init__(self, clocks: Clocks, device_memory: "DeviceMemory", findings: Findings) -> None:
@@ -50,12 +50,12 @@ class Operations:
         self._touched: torch.Tensor | None = None
 
     def launched(self, stream: int, name: str, skip: int = 1) -> Operation:
-        """Return new work launched on a stream; `skip`: frames between the caller and the launch."""
+        """Return new work launched on a stream. `skip`: frames between the caller and the launch."""
         stack = self.stacks.here(skip + 1)
         return self._placed(Operation(stream + 1, self.clocks.start(stream), name, stack))
 
     def on_host(self, name: str, skip: int = 1) -> Operation:
-        """Return an access by the CPU itself."""
+        """Return an access by the CPU."""
         stack = self.stacks.here(skip + 1)
         return self._placed(Operation(HOST, self.clocks.start_on_host(), name, stack))
 
@@ -70,7 +70,7 @@ class Operations:
         return operation
 
     def use(self, operation: Operation, tensor: torch.Tensor, writes: bool) -> None:
-        """Record an operation reading or writing a tensor of the device."""
+        """Record that an operation reads or writes a tensor of the device."""
         tensor = getattr(tensor, "_local_tensor", tensor)
         if not is_on_device(tensor):
             return
@@ -79,7 +79,7 @@ class Operations:
             self.touch(operation, tensor, region, writes)
 
     def touch(self, operation: Operation, tensor: torch.Tensor, region: Region, writes: bool) -> None:
-        """Record an operation reading or writing a region of a tensor."""
+        """Record that an operation reads or writes a region of a tensor."""
         record: Any = record_of(tensor.untyped_storage())
         block, offset = (None, 0) if record is None else (record.block, 0)
         while isinstance(block, Lent):
@@ -93,7 +93,7 @@ class Operations:
         shadow = self._device_memory.shadow_of(block.address, block.size)
         clock = self.clocks.of_stream(operation.agent - 1)
         shadow.access(at(block.address + offset, region), operation, writes, clock, self.report)
-        self._touched = None  # one more reference would let autograd copy gradients
+        self._touched = None  # another reference would make autograd copy gradients
 
     def report(
         self, old: Operation, wrote: bool, new: Operation, writes: bool, shared: int, freed: bool
@@ -105,17 +105,17 @@ class Operations:
 
 
 class Roles:
-    """Optimizers that have made a step, and the roles of memory by them."""
+    """Optimizers that have stepped, from which the role of a tensor's memory is looked up."""
 
     def __init__(self) -> None:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record an optimizer's step."""
+        """Record that an optimizer stepped."""
         self._optimizers.add(optimizer)
 
     def of(self, tensor: torch.Tensor) -> str | None:
-        """Return the role of a tensor's memory, with the shape of its parameter."""
+        """Return the role of a tensor's memory in an optimizer and the shape of the parameter, or None."""
         wanted = tensor.untyped_storage().data_ptr()
         if not wanted:
             return None
@@ -141,13 +141,13 @@ def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, s
 
 _MOST = 1 << 18
 _ACCUMULATES = 1 << 62
-"""Nodes that accumulate gradients have the greatest number."""
+"""Autograd nodes that accumulate gradients have numbers from here on."""
 
 
 class ForwardStacks:
-    """Stacks of the newest forward operators that made nodes, by autograd's sequence number.
+    """Stacks of the newest forward operators that created autograd nodes, by autograd's sequence number.
 
-    Backward's node has the number of its forward operator, whose Python stack says more than its own.
+    A backward node has the number of its forward operator, whose Python stack is more informative.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class ForwardStacks:
         self._stacks: dict[int, Stack] = {}
 
     def note(self, stack: Stack) -> None:
-        """Assign the nodes made since the last call to this operator."""
+        """Assign `stack` to the nodes created since the last call."""
         following = get_sequence_nr()
         for number in range(max(self._next, following - 8), following):
             self._stacks[number] = stack
@@ -165,32 +165,32 @@ class ForwardStacks:
                 del self._stacks[number]
 
     def current_node(self, operation: Operation) -> int:
-        """Return the number of backward's present node; -1 outside."""
+        """Return the sequence number of the running backward node; -1 outside backward."""
         node = current_autograd_node()
         if node is None:
             return -1
         number: int = node._sequence_nr()
-        if get_sequence_nr() != self._next:  # a forward inside backward: activation checkpointing
+        if get_sequence_nr() != self._next:  # activation checkpointing ran a forward inside backward
             self.note(operation.stack)
         return number if number < _ACCUMULATES else -1
 
     def stack_of(self, node: int) -> Stack | None:
-        """Return the stack of a node's forward operator, if known."""
+        """Return the stack of the forward operator that created a node, if known."""
         return self._stacks.get(node)
 
 
 class DeviceMemory:
-    """Shadows of the allocator's blocks. `clocks` decide the order."""
+    """Access histories of the allocator's blocks. `clocks` decide what is ordered."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
         self._blocks: dict[int, BlockShadow] = {}
         self._freed = FreedMemory()
-        # Blocks freed while events are outstanding: their size, and the order from the events.
+        # Freed blocks whose events have not passed: size, and the clock that the events give.
         self._released: dict[int, tuple[int, Clock]] = {}
 
     def allocated(self, address: int, size: int) -> None:
-        """Start a block's history: earlier uses of its bytes must end before its first use."""
+        """Start a block's history: earlier uses of its bytes must be ordered before its first use."""
         self._blocks[address] = BlockShadow(
             address, address + size, self._freed.take(address, address + size)
         )
@@ -202,7 +202,7 @@ class DeviceMemory:
             self._freed.add(shadow.leave(self._clocks.host))
 
     def events_recorded(self, address: int, size: int, streams: Iterable[int]) -> None:
-        """Record a freed block's events on other streams: they order its bytes, and nothing else."""
+        """Record a freed block's events on other streams. They order only this block's bytes."""
         order: Clock = []
         for stream in streams:
             join(order, self._clocks.record(stream))
@@ -216,7 +216,7 @@ class DeviceMemory:
             self._freed.forget_ordered(address, address + size, order)
 
     def shadow_of(self, address: int, size: int) -> BlockShadow:
-        """Return the history of a held block."""
+        """Return the history of an allocated block."""
         shadow = self._blocks.get(address)
         if shadow is None:
             shadow = self._blocks[address] = BlockShadow(address, address + size)
@@ -224,15 +224,15 @@ class DeviceMemory:
 
 
 def at(address: int, region: Region) -> Region:
-    """Return a region of a storage, as addresses."""
+    """Return a region of a storage as a region of addresses."""
     return Region(address + region.start, address + region.end, region.runs)
 
 
 class HostMemory:
-    """Shadow of host tensors that copies have touched: who uses them before the copy is done.
+    """Access histories of host tensors that copies read or write, to find uses before the copy has ended.
 
-    Only pinned memory is at risk: copies of pageable memory block the CPU. A dispatch mode sees the CPU's own
-    operators, once a copy has touched host memory; patches report `numpy`, `tolist` and saving.
+    Only pinned memory is at risk: copies of pageable memory block the CPU. Once a copy has used host memory,
+    a dispatch mode observes the CPU's own operators; patches report `numpy`, `tolist` and saving.
     """
 
     def __init__(self, operations: Operations) -> None:
@@ -243,15 +243,15 @@ class HostMemory:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no copy has touched memory of the host so far."""
+        """Return whether no copy has used host memory so far."""
         return not self._shadows
 
     def touched_by_device(
         self, operation: Operation, tensor: torch.Tensor, *, writes: bool, blocking: bool
     ) -> None:
-        """Record a copy that reads or writes a host tensor.
+        """Record that a copy reads or writes a host tensor.
 
-        A `blocking` one is ordered before everything that comes after it, perhaps not after copies before it.
+        A `blocking` copy is ordered before all that follows, but not necessarily after earlier copies.
         """
         storage = tensor.untyped_storage()
         base = storage.data_ptr()
@@ -263,7 +263,7 @@ class HostMemory:
         self._access(operation, tensor, base, writes)
 
     def touched_by_host(self, tensor: torch.Tensor, name: str, *, writes: bool) -> None:
-        """Record the CPU reading or writing a tensor, if copies have touched its memory."""
+        """Record that the CPU reads or writes a tensor, if a copy has used its memory."""
         for part in with_memory(tensor):
             if part.device.type != "cpu":
                 continue
@@ -285,7 +285,7 @@ class HostMemory:
 
 
 class _HostAccesses(TorchDispatchMode):
-    """Dispatch mode that sees the CPU's own operators."""
+    """Dispatch mode that observes the CPU's own operators."""
 
     supports_higher_order_operators = True
 
@@ -309,9 +309,9 @@ class _HostAccesses(TorchDispatchMode):
 
 
 def _crosses_the_link(args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Return whether this is a copy between host and device, which reports itself.
+    """Return whether a call is a copy between host and device, which is reported elsewhere.
 
-    A blocking copy that converts does so on the host: that is a read by the CPU.
+    A blocking copy that converts the dtype converts on the host, which is a read by the CPU.
     """
     if any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in tree_leaves(args)):
         return True

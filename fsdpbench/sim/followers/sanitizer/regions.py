@@ -1,7 +1,7 @@
-"""Exact bytes of its storage that a tensor covers.
+"""Regions: the exact bytes of its storage that a tensor covers.
 
-Most tensors touch one interval. Others have holes (columns of a matrix): two of them overlap in their extents
-and need not share an element::
+Most tensors cover one interval. Others have holes (columns of a matrix): the extents of two such tensors can
+overlap although they share no element::
 
     a = buffer[:, 0:2]      | x x . . | x x . . | x x . . |
     b = buffer[:, 2:4]      | . . x x | . . x x | . . x x |     no byte in common
@@ -20,11 +20,11 @@ from fsdpbench.sim.torch_device.strict.words import UNDECLARED_WRITES, bind
 from fsdpbench.sim.torch_device.tensors import is_on_device
 
 _MOST_RUNS = 1 << 20
-"""Of a tensor with more holes only the residues by its strides are compared."""
+"""If a tensor has more runs, `overlap` compares only the residues of its strides."""
 
 
 def region_of(shape: Sequence[int], strides: Sequence[int], offset: int, itemsize: int) -> Region | None:
-    """Return the bytes of a tensor; offset and strides in elements. None for a tensor without elements."""
+    """Return the bytes that a tensor covers, or None without elements. Offset and strides in elements."""
     if 0 in shape:
         return None
     start = offset * itemsize
@@ -49,7 +49,7 @@ def region_of(shape: Sequence[int], strides: Sequence[int], offset: int, itemsiz
 
 
 def overlap(first: Region, second: Region) -> int:
-    """Return the bytes that two regions of one storage share (an estimate with very many holes)."""
+    """Return the number of bytes that two regions of one storage share (an estimate above `_MOST_RUNS`)."""
     low, high = max(first.start, second.start), min(first.end, second.end)
     if low >= high:
         return 0
@@ -68,8 +68,8 @@ def overlap(first: Region, second: Region) -> int:
 
 
 def _shared(starts: np.ndarray, ends: np.ndarray, others: np.ndarray, other_ends: np.ndarray) -> int:
-    """Return the bytes in both of two sorted, disjoint lists of intervals."""
-    # Bytes of the second list below a point: whole runs before it, and a part of the one around it.
+    """Return the number of bytes that are in both of two sorted lists of disjoint intervals."""
+    # Bytes of the second list below a point: all runs before the point, and a part of the run around it.
     totals = np.concatenate(([0], np.cumsum(other_ends - others)))
 
     def below(points: np.ndarray) -> np.ndarray:
@@ -82,7 +82,7 @@ def _shared(starts: np.ndarray, ends: np.ndarray, others: np.ndarray, other_ends
 
 
 def _runs_between(region: Region, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return sorted starts and ends of the runs, cut to the interval."""
+    """Return the sorted starts and ends of a region's runs, clipped to the interval."""
     if region.runs is None:
         return np.array([low]), np.array([high])
     starts = np.array([region.start], dtype=np.int64)
@@ -90,14 +90,14 @@ def _runs_between(region: Region, low: int, high: int) -> tuple[np.ndarray, np.n
         starts = (starts[:, None] + np.arange(count, dtype=np.int64)[None, :] * step).reshape(-1)
     starts.sort()
     ends = starts + region.runs.width
-    # Overlapping runs (unfolded windows) count once.
+    # Bytes of overlapping runs (unfolded windows) count once.
     ends[:-1] = np.minimum(ends[:-1], starts[1:])
     inside = (ends > low) & (starts < high)
     return np.maximum(starts[inside], low), np.minimum(ends[inside], high)
 
 
 def _apart_by_residue(first: Region, second: Region) -> bool:
-    """Return whether two regions are in different columns of a common step."""
+    """Return whether two regions cover different columns of a common stride."""
     steps = [step for region in (first, second) if region.runs for _, step in region.runs.dimensions]
     step = math.gcd(*steps)
     widths = [region.runs.width if region.runs else region.end - region.start for region in (first, second)]
@@ -111,10 +111,10 @@ _ONLY_SHAPES = frozenset("aten::" + name for name in LIKE)
 
 
 def uses_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Use, ...]:
-    """Return the uses of a call's tensors, counted as in `tensors_in`, by the schema and its omissions.
+    """Return the uses of a call's tensors on the device; indices as in `tensors_in`.
 
-    An alias annotation with an exclamation mark is a write. All other tensors are read, except where only
-    their shape counts (`zeros_like`). Empty tensors and those of the host have no uses.
+    An alias annotation with an exclamation mark is a write, as are known undeclared writes. Other tensors are
+    read, unless only their shape matters (`zeros_like`). Empty and host tensors have no uses.
     """
     found = []
     for index, (tensor, writes) in enumerate(_with_modes(operator, args, kwargs)):
@@ -129,7 +129,7 @@ def uses_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
 def host_uses(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Return the host's tensors in a call, and whether it writes them."""
+    """Yield the call's host tensors, and whether the call writes each."""
     for tensor, writes in _with_modes(operator, args, kwargs):
         if writes is not None and tensor.device.type == "cpu":
             yield tensor, writes
@@ -138,7 +138,7 @@ def host_uses(
 def _with_modes(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[torch.Tensor, bool | None]]:
-    """Return the call's tensors in order; True: written, False: read, None: neither."""
+    """Yield the call's tensors in order, with True: written, False: read, None: neither."""
     schema = operator._schema
     arguments = schema.arguments
     named = {info.name: info for info in arguments}
@@ -146,7 +146,7 @@ def _with_modes(
     undeclared = UNDECLARED_WRITES.get(schema.name, ())
     if undeclared and not bind(operator, args, kwargs).get("training", True):
         undeclared = ()
-    # Of a fused optimizer, whose schema declares writes, for unscaling.
+    # Schemas of fused optimizers declare a write of gradients, which only happens for unscaling.
     fused = schema.name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None
     for info, value in [*zip(arguments, args, strict=False), *((named[n], v) for n, v in kwargs.items())]:
         writes: bool | None = info.alias_info is not None and info.alias_info.is_write

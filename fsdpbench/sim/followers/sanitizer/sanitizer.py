@@ -1,13 +1,13 @@
-"""The sanitizer: proves that every use of memory is ordered, or names the two uses that are not.
+"""Sanitizer that checks whether all uses of memory are ordered, and reports pairs of uses that are not.
 
-A simulated run shows one timing, a real GPU another every time. The sanitizer depends on neither: it follows
-what the program *requested*. Two uses of the same bytes, one of them a write, need a chain of launches,
-events, waits and synchronisations between them; without it, some timing on some GPU breaks the program.
+A simulated run has one timing, a real GPU a different one each time. The sanitizer depends on neither: it
+follows the synchronization that the program *requested*. If two operations use the same bytes and one writes,
+launches, events, waits and synchronizations must order them; otherwise some timing breaks the program.
 
     kernels, copies, collectives ─> operations.py ─> shadow.py                 ─> findings.py
     events, waits, queries       ─> clocks           (who used these bytes?)      (what to report)
 
-`Simulation.start(…, sanitize=True)` makes one. Otherwise none of it is active.
+`Simulation.start(…, sanitize=True)` creates the sanitizer. Without it, none of this code runs.
 """
 
 from collections import Counter
@@ -30,11 +30,11 @@ from fsdpbench.sim.torch_device.tensors import Lent, record_of
 
 
 class _Order(Observer):
-    """Vector clocks passed along with markers, and the bytes that change owners.
+    """Observer that passes vector clocks along with markers, and follows bytes that change owners.
 
-    Only guarantees to the program order work: recorded events, waits, synchronisation, a query that returned
-    True. The order of one communicator's kernels, a full launch queue and blocks that the driver takes back
-    follow from this timing alone, and order nothing (`tests/sim/sanitizer/test_order.py`).
+    Only guarantees that the program has count as order: recorded events, waits, synchronization, a query that
+    returned True. The order of one communicator's kernels, a full launch queue, and blocks that the driver
+    frees result from this timing alone and do not count (`tests/sim/sanitizer/test_order.py`).
     """
 
     def __init__(self, sanitizer: "Sanitizer") -> None:
@@ -73,7 +73,7 @@ class _Order(Observer):
             self._memory.events_recorded(block.address, block.size, block.stream_uses)
 
     def on_event(self, event: AllocatorEvent) -> None:
-        """Order a freed block's bytes once its events have passed."""
+        """Order a freed block's bytes after its events have passed."""
         if event.action is AllocatorAction.FREE_COMPLETED:
             self._memory.events_passed(event.address)
 
@@ -95,11 +95,11 @@ class Sanitizer:
 
     @property
     def accesses(self) -> int:
-        """Return the number of uses of memory followed."""
+        """Return the number of recorded uses of memory."""
         return self.operations.count
 
     def begin(self, accelerator: Accelerator) -> None:
-        """Start following. FSDP labels its work as for a profiler."""
+        """Start following. FSDP labels its work as if a profiler ran."""
         accelerator.listen(self.order.on_event)
         self.host_memory.mode.__enter__()
         set_is_profiler_enabled(True)
@@ -114,7 +114,7 @@ class Sanitizer:
     def kernel(
         self, stream: int, name: str, uses: Sequence[Use], tensors: list[Any], outputs: list[torch.Tensor]
     ) -> None:
-        """Record an operator about to be launched: its arguments, and new tensors that it returns."""
+        """Record an operator that is about to be launched: uses of its arguments, and its new outputs."""
         operation = self._newest = self.operations.launched(stream, name, skip=3)
         for index, region, writes in uses:
             self.operations.touch(operation, tensors[index], region, writes)
@@ -122,7 +122,7 @@ class Sanitizer:
             self.operations.use(operation, output, True)
 
     def workspaces(self, stream: int, blocks: Sequence[Any]) -> None:
-        """Record the newest kernel writing its own memory."""
+        """Record that the newest kernel writes its workspaces."""
         operation = self._newest
         if operation is None:
             return
@@ -141,7 +141,7 @@ class Sanitizer:
         awaited: bool,
         group: Any,
     ) -> None:
-        """Record a collective about to be queued; `awaited`: its caller has to wait for its work."""
+        """Record a collective that is about to be queued. `awaited`: its caller must wait for its `Work`."""
         operation = self.operations.launched(stream, kind, skip=3)
         operation.collective = awaited
         self._collectives.note(self.operations.step, kind, group, inputs, outputs, operation.stack)
@@ -153,9 +153,9 @@ class Sanitizer:
             self.operations.use(operation, tensor, True)
 
     def host_copy(self, stream: int, kind: str, device: Any, host: Any, *, blocking: bool) -> None:
-        """Record a copy over the host link about to be queued; `blocking`: the CPU waits for it.
+        """Record a host-link copy that is about to be queued. `blocking`: the CPU waits for the copy.
 
-        Tensors that do not exist as such are None.
+        `device` or `host` is None if there is no such tensor.
         """
         operation = self.operations.launched(stream, f"copy {kind}", skip=3)
         to_host = kind == "DtoH"
@@ -165,17 +165,17 @@ class Sanitizer:
             self.host_memory.touched_by_device(operation, host, writes=to_host, blocking=blocking)
 
     def host_reads(self, tensor: torch.Tensor, name: str) -> None:
-        """Record a read of a tensor of the host without torch's operators (`numpy`, `tolist`, saving)."""
+        """Record a read of a host tensor without an operator of torch (`numpy`, `tolist`, saving)."""
         if not self.host_memory.is_empty:
             self.host_memory.touched_by_host(tensor, name, writes=False)
 
     def stream_made(self, stream: int, what: str = "") -> None:
-        """Record a new stream: of the program, or for `what`."""
+        """Record a new stream, which the program created, or fsdpbench for the purpose `what`."""
         self.stream_names.made(stream, what or self.operations.stacks.here(2))
 
     def collective_passed(self, tensors: Sequence[torch.Tensor], marker: Marker) -> None:
-        """Record that the process group found a collective done and released its tensors, which orders their
-        bytes, as the events that the allocator sees."""
+        """Record that the process group found a collective complete and released its tensors. This orders
+        their bytes, like the events of the allocator."""
         for tensor in tensors:
             record: Any = record_of(tensor.untyped_storage())
             block = None if record is None else record.block
@@ -183,7 +183,7 @@ class Sanitizer:
                 self.device_memory.shadow_of(block.address, block.size).forget_ordered(marker.clock)
 
     def host_waits_for_all(self) -> None:
-        """Record the CPU waiting for the device."""
+        """Record that the CPU waits for the device."""
         self.synchronisations.note("synchronize", self.clocks.wait_for_all())
 
     def enter(self, scope: str) -> None:
@@ -193,7 +193,7 @@ class Sanitizer:
     def leave(self, scope: str) -> None:
         """Leave a profiler span."""
         scopes = self.operations.scopes
-        if scope in scopes:  # with those inside it that were never left
+        if scope in scopes:  # also remove inner spans that were never left
             self.operations.scopes = scopes[: len(scopes) - 1 - scopes[::-1].index(scope)]
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -216,17 +216,17 @@ _Call = tuple[str, str, int, int]
 
 
 class CollectiveOrder:
-    """Sequence of collectives of the running step, compared with the last similar one.
+    """Sequence of collectives in the running step, compared with the last similar step.
 
-    Ranks that call them in different orders hang. One rank cannot show that, but an order that changes from
-    step to step on one rank (iteration over a set, hooks that fire as gradients arrive) will one day differ
-    between ranks.
+    Ranks that call collectives in different orders hang. One rank cannot show that, but if the order changes
+    between steps of one rank (iteration over a set, hooks that fire as gradients arrive), it will some day
+    differ between ranks.
     """
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._stacks: list[Stack] = []
-        # By calls in any order: their order, and how often it differed.
+        # By multiset of calls: the order in which they were first called.
         self._known: dict[frozenset[tuple[_Call, int]], list[_Call]] = {}
         self._changes: list[dict[str, object]] = []
 
@@ -239,7 +239,7 @@ class CollectiveOrder:
         self._stacks.append(stack)
 
     def step_ended(self) -> None:
-        """Complete the step's collectives."""
+        """End the step and compare its collectives."""
         calls, stacks = self._calls, self._stacks
         self._calls, self._stacks = [], []
         like = frozenset(Counter(calls).items())
@@ -258,7 +258,7 @@ class CollectiveOrder:
         )
 
     def hints(self) -> list[dict[str, object]]:
-        """Return the first differences found."""
+        """Return the differences in order, at most 5."""
         return list(self._changes)
 
 
@@ -270,16 +270,16 @@ _MOST_HINTS = 20
 
 
 class Synchronisations:
-    """Counts of synchronisations by place, and of those that ordered anything."""
+    """Counts of synchronizations by place, and of those that ordered any work."""
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
-        # By place: how often, and how often work was ordered.
+        # By place: number of calls, and number of calls that ordered work.
         self._host: dict[Stack, list[int]] = {}
         self.ordering_queries = 0
 
     def note(self, kind: str, ordered: bool) -> None:
-        """Record a stream (`wait`) or the CPU (`synchronize`) waiting, or a `query` that returned True."""
+        """Record that a stream (`wait`) or the CPU (`synchronize`) waits, or that a `query` returned True."""
         if kind == "query":
             self.ordering_queries += ordered
         elif kind == "synchronize":
@@ -288,7 +288,7 @@ class Synchronisations:
             counts[1] += ordered
 
     def hints(self) -> list[dict[str, object]]:
-        """Return places where the CPU waits without ordering anything, the most frequent first."""
+        """Return the places where the CPU waits without ordering anything, most frequent first."""
         useless = [(counts[0], stack) for stack, counts in self._host.items() if not counts[1]]
         useless.sort(key=lambda each: -each[0])
         return [

@@ -1,16 +1,16 @@
-"""The shadow of one memory: last accesses of its bytes, and the check of each new one; vector clocks.
+"""Shadow memory: the last accesses to each byte, the check of new accesses, and vector clocks.
 
-Addresses are followed, not tensors, so that views, `set_`, `resize_` and reuse are one mechanism. A held
-block has a `BlockShadow`: disjoint cells in order of their addresses, each with its last write and the reads
-since::
+It tracks addresses, not tensors, so views, `set_`, `resize_` and reuse need no special cases. An allocated
+block has a `BlockShadow`: disjoint cells in order of address, each with its last write and the reads since
+then::
 
     block   | cell: written by k7, read by k9 | cell: written by all-gather |        |
     freed   v
     past    | k7, k9                          | all-gather                  |          kept by address
 
-When the allocator reuses these bytes, the first access of the new owner must be ordered after those of the
-old one: `Cell.past` holds them until then. Accesses that the CPU knows to be done precede everything, and are
-dropped.
+When the allocator reuses these bytes, the new owner's first access must be ordered after the old owner's
+accesses, which `Cell.past` holds until then. Accesses that the CPU knows to be complete are ordered before
+everything else and are dropped.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from fsdpbench.sim.followers.sanitizer.regions import overlap
 from fsdpbench.sim.torch_device.followed import Region
 
 Stack = tuple[tuple[CodeType, int], ...]
-"""Frames from the innermost outwards: code and the index of its instruction."""
+"""Frames, innermost first: the code object and the index of its instruction."""
 
 _DEEPEST = 120
 
 
 class Operation:
-    """A kernel, a copy, a collective or an access of the CPU; one object for all tensors of a call.
+    """A kernel, a copy, a collective or an access by the CPU; one object for all tensors of a call.
 
-    `agent` and `epoch` as in `Clocks`. `scopes` are the profiler's spans around it, outermost first; `node`
-    is the sequence number of backward's autograd node, -1 outside of backward; `collective`: whether it is a
-    collective that its caller has to wait for.
+    `agent`, `epoch`: see `Clocks`. `scopes`: profiler spans around the operation, outermost first. `node`:
+    the sequence number of the running autograd node in backward, -1 elsewhere. `collective`: whether this is
+    a collective that its caller has to wait for.
     """
 
     __slots__ = ("agent", "collective", "epoch", "in_backward", "name", "node", "scopes", "stack", "step")
@@ -52,13 +52,13 @@ class Operation:
 
 
 class Stacks:
-    """Python stacks, one object for equal ones: a training loop has few that differ."""
+    """Python stacks, deduplicated: a training loop has few different ones."""
 
     def __init__(self) -> None:
         self._known: dict[Stack, Stack] = {}
 
     def here(self, skip: int) -> Stack:
-        """Return the stack of the caller, without its `skip` innermost frames."""
+        """Return the caller's stack, without its `skip` innermost frames."""
         frame: FrameType | None = sys._getframe(skip + 1)
         found: list[tuple[CodeType, int]] = []
         while frame is not None and len(found) < _DEEPEST:
@@ -69,19 +69,19 @@ class Stacks:
 
 
 Conflict = Callable[[Operation, bool, Operation, bool, int, bool], None]
-"""Called with an old operation, whether it wrote, the new one, whether it writes, bytes shared, whether the
-bytes had another owner then."""
+"""Called with the old operation, whether it wrote, the new operation, whether it writes, the number of shared
+bytes, and whether the bytes had another owner at the old access."""
 
 _MOST_STRIDED = 1024
-"""Of more accesses to regions with holes (a loop over columns) the oldest are forgotten."""
+"""Maximum number of accesses to regions with holes (a loop over columns); the oldest are dropped."""
 
 
 Past = tuple[Operation, bool, Region | None]
-"""A former owner's access: the operation, whether it wrote, where (None: everywhere)."""
+"""An access by a former owner: the operation, whether it wrote, and the region (None: everywhere)."""
 
 
 class Cell:
-    """Bytes with the same history; `past` is that of former owners."""
+    """Bytes with the same history. `past`: accesses by former owners."""
 
     __slots__ = ("end", "past", "reads", "start", "write")
 
@@ -93,14 +93,14 @@ class Cell:
         self.past: list[Past] = []
 
     def cut(self, at: int) -> Cell:
-        """Cut off the part behind `at`; return it as a cell."""
+        """Cut this cell at an address; return the part behind it as a new cell."""
         rest = Cell(at, self.end)
         rest.write, rest.reads, rest.past = self.write, dict(self.reads), list(self.past)
         self.end = at
         return rest
 
     def history(self, host: Clock) -> list[Past]:
-        """Return the newest read and write of each agent that the CPU does not know to be done."""
+        """Return the newest read and write of each agent, except those that the CPU knows to be complete."""
         found: list[Past] = [*self.past, *((read, False, None) for read in self.reads.values())]
         if self.write is not None:
             found.append((self.write, True, None))
@@ -114,7 +114,7 @@ class Cell:
 
 
 class BlockShadow:
-    """History of one block (or of a tensor of the host) from address `start` to `end`."""
+    """Access history of one block or host tensor, from address `start` to `end`."""
 
     __slots__ = ("cells", "end", "start", "starts", "strided")
 
@@ -127,7 +127,7 @@ class BlockShadow:
         self.strided: list[tuple[Region, Operation, bool]] = []
 
     def access(self, region: Region, new: Operation, writes: bool, clock: Clock, report: Conflict) -> None:
-        """Record `new` reading or writing a region (of addresses); report its conflicts."""
+        """Record that `new` reads or writes a region of addresses; report its conflicts."""
         if self.strided:
             self._meet_strided(region, new, writes, clock, report)
         if region.runs is not None:
@@ -159,7 +159,7 @@ class BlockShadow:
         ]
 
     def _covering(self, start: int, end: int) -> list[Cell]:
-        """Return the cells that together are exactly these bytes; others are cut, and gaps filled."""
+        """Return cells that cover exactly these bytes; split cells at the edges and fill gaps."""
         starts = self.starts
         index = bisect_left(starts, start)
         if index < len(starts) and starts[index] == start and self.cells[index].end == end:
@@ -203,7 +203,7 @@ class BlockShadow:
                 if shared:
                     report(old, wrote, new, writes, shared, False)
             elif writes and region.runs is None and region.start <= where.start and where.end <= region.end:
-                continue  # the new write replaces it
+                continue  # the new write replaces this access
             kept.append(entry)
         self.strided = kept
 
@@ -222,7 +222,7 @@ class BlockShadow:
         self.strided = [*kept, (region, new, writes)]
 
     def forget_ordered(self, clock: Clock) -> None:
-        """Drop accesses before `clock`, which are certainly done."""
+        """Drop accesses that are ordered before `clock`."""
         for cell in self.cells:
             cell.past = [each for each in cell.past if not is_ordered(each[0].agent, each[0].epoch, clock)]
             cell.reads = {k: v for k, v in cell.reads.items() if not is_ordered(v.agent, v.epoch, clock)}
@@ -250,20 +250,20 @@ class BlockShadow:
 
 
 class FreedMemory:
-    """Former owners' accesses to bytes that are free now, by address."""
+    """Accesses by former owners to bytes that are free now, by address."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._cells: dict[int, Cell] = {}
 
     def add(self, cells: Iterable[Cell]) -> None:
-        """Add a freed block."""
+        """Add the cells of a freed block."""
         for cell in cells:
             insort(self._starts, cell.start)
             self._cells[cell.start] = cell
 
     def take(self, start: int, end: int) -> list[Cell]:
-        """Remove and return the accesses of bytes that are allocated again."""
+        """Remove and return the accesses to bytes that are allocated again."""
         starts = self._starts
         if not starts:
             return []
@@ -279,7 +279,7 @@ class FreedMemory:
         return found
 
     def forget_ordered(self, start: int, end: int, clock: Clock) -> None:
-        """Drop accesses ordered by a passed event."""
+        """Drop accesses that `clock`, from a passed event, orders."""
         left = []
         for cell in self.take(start, end):
             cell.past = [each for each in cell.past if not is_ordered(each[0].agent, each[0].epoch, clock)]
@@ -291,7 +291,7 @@ class FreedMemory:
 def _check(
     cell: Cell, new: Operation, writes: bool, clock: Clock, report: Conflict, shared: int, touched: Region
 ) -> None:
-    """Report a cell's accesses that are not ordered before `new`, which uses `shared` bytes of it."""
+    """Report a cell's accesses that are not ordered before `new`, which uses `shared` bytes of the cell."""
     old = cell.write
     if old is not None and not is_ordered(old.agent, old.epoch, clock):
         report(old, True, new, writes, shared, False)
@@ -308,36 +308,36 @@ def _check(
 
 
 HOST = 0
-"""The CPU among the agents; stream n is agent n + 1."""
+"""The agent number of the CPU; stream n is agent n + 1."""
 
 Clock = list[int]
 
 
 class Clocks:
-    """Happens-before: vector clocks of the CPU and of all streams, lists by agent, missing entries are 0.
+    """Happens-before order: vector clocks of the CPU and all streams (lists by agent; missing entries: 0).
 
-    Each agent counts the work that it starts (an *epoch*); its clock holds the work of all agents that is
-    certainly done by then. Clocks are taken when work is *enqueued*, and passed on by what the program
-    requested, never by the order of events in this timing::
+    Each agent counts the work that it starts (its *epoch*). Its clock holds, for each agent, the epoch up to
+    which work is certainly complete. Clocks are taken when work is *enqueued*. They spread only by requested
+    synchronization, never by the order of events in this timing::
         stream 0   [optimizer writes a]  record(e)        clock of e: stream 0 at 7
         stream 1            wait(e)  [all-gather reads a]  knows stream 0 at 7: ordered, whatever the times
-    An access of epoch n by agent s is ordered before work whose clock has at least n for s. Source: vector
-    clocks (Mattern, Fidge) with epochs (FastTrack, PLDI 2009).
+    An access with epoch n by agent s is ordered before work whose clock has at least n for s. Sources: vector
+    clocks (Mattern, Fidge), epochs (FastTrack, PLDI 2009).
     """
 
     def __init__(self) -> None:
         self._clocks: list[Clock] = [[0]]
-        # How often the CPU's clock has grown, and how much of that each stream saw at its last launch.
+        # Version of the CPU's clock, and the version that each stream saw at its last launch.
         self._host_version = 1
         self._seen = [0]
 
     @property
     def host(self) -> Clock:
-        """Return the work that the CPU knows to be done."""
+        """Return the clock of work that the CPU knows to be complete."""
         return self._clocks[HOST]
 
     def of_stream(self, stream: int) -> Clock:
-        """Return the work that is done when the newest work of a stream starts."""
+        """Return the clock of work that is complete when a stream's newest work starts."""
         agent = stream + 1
         clocks = self._clocks
         while len(clocks) <= agent:
@@ -346,7 +346,7 @@ class Clocks:
         return clocks[agent]
 
     def start(self, stream: int) -> int:
-        """Launch work by the CPU on a stream, after the work known to the CPU; return its epoch."""
+        """Launch work on a stream, after all work that the CPU knows to be complete; return its epoch."""
         mine = self._launch(stream)
         agent = stream + 1
         mine[agent] += 1
@@ -364,19 +364,19 @@ class Clocks:
         return list(self._launch(stream))
 
     def wait(self, stream: int, clock: Clock) -> bool:
-        """Let a stream wait for an event; return whether that orders more work."""
+        """Make a stream wait for an event; return whether that orders more work."""
         mine = self._launch(stream)
         return join(mine, clock)
 
     def wait_on_host(self, clock: Clock) -> bool:
-        """Let the CPU wait for an event; return whether that orders more work."""
+        """Make the CPU wait for an event; return whether that orders more work."""
         grew = join(self._clocks[HOST], clock)
         if grew:
             self._host_version += 1
         return grew
 
     def wait_for_all(self) -> bool:
-        """Let the CPU wait for all streams; return whether that orders more work."""
+        """Make the CPU wait for all streams; return whether that orders more work."""
         grew = False
         for stream in range(len(self._clocks) - 1):
             grew = self.wait_on_host(self._clocks[stream + 1]) or grew
@@ -397,7 +397,7 @@ def is_ordered(agent: int, epoch: int, clock: Clock) -> bool:
 
 
 def join(mine: Clock, other: Clock) -> bool:
-    """Set a clock to the later of both; return whether it grew."""
+    """Set `mine` to the element-wise maximum of both clocks; return whether it grew."""
     grew = False
     if len(other) > len(mine):
         mine.extend([0] * (len(other) - len(mine)))

@@ -1,4 +1,4 @@
-"""The caching allocator of the simulated device: the behaviour of CUDA's, with simulated time."""
+"""The caching allocator of the simulated device: it behaves like CUDA's, in simulated time."""
 
 from fsdpbench.sim.model.allocator.caching import CachingAllocator
 from fsdpbench.sim.model.allocator.conf import AllocatorConf, AllocatorConfError, AllocatorCosts

@@ -1,15 +1,15 @@
-"""The caching allocator: how blocks are found, split, freed, merged and given back.
+"""The caching allocator: how blocks are found, split, freed, merged and returned to the device.
 
-A port of the *behaviour* of CUDACachingAllocator (torch 2.11 to 2.13), written for simulated time.
-    malloc ── free block of this stream that fits best? ── yes ──> split off what is too much
+A port of the *behaviour* of CUDACachingAllocator (torch 2.11 to 2.13), in simulated time.
+    malloc ── best-fitting free block of this stream? ── yes ──> split off the remainder
                  │ no
                  ├─ garbage collection (if a memory fraction is set), a new segment from the driver
-                 ├─ give back enough large cached blocks (only with max_split_size), try again
+                 ├─ release enough large cached blocks (only with max_split_size), try again
                  └─ wait for events, free all cached blocks, try again (an alloc retry); else out of memory
 
     free ──── used on other streams (`record_stream`)? ── no ──> merge with free neighbours, back to its pool
                  │ yes
-                 └─ an event on each; *active* until a later malloc finds all of them passed
+                 └─ record an event on each; *active* until a later malloc finds that all have passed
 """
 
 from bisect import bisect_left
@@ -46,9 +46,9 @@ from fsdpbench.sim.model.allocator.types import (
 class CachingAllocator:
     """Caching allocator of one simulated device; not thread-safe.
 
-    `capacity_bytes` bounds what the allocator takes from the device. `total_bytes` (default: the same) is the
-    device's memory in the out-of-memory message. `listener` receives an `AllocatorEvent` for each action;
-    `FREE_COMPLETED` only while `tells_completion` is set.
+    `capacity_bytes` limits the memory taken from the device. `total_bytes` (default: the same) is the
+    device's memory in the out-of-memory message. `listener` receives an `AllocatorEvent` for each action,
+    but `FREE_COMPLETED` only while `tells_completion` is set.
     """
 
     observers: tuple[Any, ...] = ()
@@ -79,20 +79,20 @@ class CachingAllocator:
         if self.conf.per_process_memory_fraction is not None:
             self.limit(self.conf.per_process_memory_fraction)
         self._clock = clock
-        # Events of freed blocks by stream, oldest first: (time at which the stream gets there, block)
+        # Events of freed blocks by stream, oldest first: (time when the stream reaches the event, block)
         self._pending: dict[int, deque[tuple[StreamMoment, Block]]] = {}
-        # Set: `note_peaks` must run before any counter falls (test_every_step_equals_the_brute_force).
+        # If set, `note_peaks` must run before any counter falls (test_every_step_equals_the_brute_force).
         self._risen = False
 
     def limit(self, fraction: float) -> None:
-        """Take at most this share of the device's memory from now on."""
+        """Limit memory to this share of the device from now on."""
         self.conf = replace(self.conf, per_process_memory_fraction=fraction)
         self._limit = self._expandable.limit_bytes = int(self.total_bytes * fraction)
 
     def malloc(self, nbytes: int, stream: int) -> Block:
         """Return a block of at least `nbytes` (0 counts as 1) for use on `stream`.
 
-        Raises `SimOutOfMemoryError` with torch's message if the device has no room, `ValueError` if negative.
+        Raises `SimOutOfMemoryError` with torch's message without room, `ValueError` for a negative size.
         """
         if self._pending:  # test_events_of_one_stream_pass_in_order_but_streams_do_not_block_each_other
             self._process_events()
@@ -138,7 +138,7 @@ class CachingAllocator:
         return block
 
     def _split(self, rest: Block, size: int, pool: BlockPool) -> Block:
-        """Return the first `size` bytes of a free block; the remainder returns to its pool."""
+        """Return the first `size` bytes of a free block; put the remainder back into its pool."""
         was_split = rest.prev is not None or rest.next is not None
         block = split_front(rest, size, pool)
         pool.insert(rest)
@@ -150,7 +150,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Free a block; memory used on other streams stays active until they have passed this point."""
+        """Free a block. If other streams used it, it stays active until they have passed this point."""
         if not block.allocated:
             raise ValueError(f"{block!r} is freed, but was not allocated")
         if self._risen:
@@ -173,7 +173,7 @@ class CachingAllocator:
             self._free_block(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Keep a block of another stream until the work queued on `stream` is done."""
+        """Keep a block that `stream` uses, but does not own, until the work queued on it is complete."""
         if stream == block.stream:
             return
         if block.stream_uses is None:
@@ -206,7 +206,7 @@ class CachingAllocator:
         conf = self.conf
         block = entries[index][2]
         if block.expandable is not None:
-            # The last free block can grow: compare sizes after growth, so that it is not used up early.
+            # The last free block can grow: compare sizes after growth, so it is not used up early.
             while block.expandable is not None and index + 1 < len(entries):
                 following = entries[index + 1][2]
                 if _expandable_size(following) >= _expandable_size(block):
@@ -223,7 +223,7 @@ class CachingAllocator:
         return block
 
     def _grow(self, pool: BlockPool, size: int, stream: int, nbytes: int) -> Block:
-        """Return a block from the device: collect, allocate, release and retry, in torch's order."""
+        """Return a block from the device: collect garbage, allocate, release and retry, in torch's order."""
         conf = self.conf
         if conf.garbage_collection_threshold > 0 and conf.per_process_memory_fraction is not None:
             threshold = int(conf.garbage_collection_threshold * self._limit)
@@ -280,7 +280,7 @@ class CachingAllocator:
         return block
 
     def _release_segment(self, block: Block, pool: BlockPool) -> int:
-        """Return a free block that is a whole segment to the driver; return its bytes."""
+        """Return a free block, which is a whole segment, to the driver; return its size in bytes."""
         pool.remove(block)
         self.device.release(block.size)
         self.stats.segment(pool.is_small, -1, -block.size)
@@ -292,14 +292,14 @@ class CachingAllocator:
         return block.size
 
     def _release_oversize_blocks(self, pool: BlockPool, size: int, stream: int) -> bool:
-        """Release as many cached blocks above max_split_size as needed; return whether they are enough."""
+        """Release as many cached blocks above max_split_size as needed; return whether they suffice."""
         chosen, enough = oversize_to_release(pool, size, stream, self.conf.max_split_bytes)
         for block in chosen:
             self._release_segment(block, pool)
         return enough
 
     def _release_cached_blocks(self) -> int:
-        """Wait for all outstanding events, release every unsplit cached block; return the bytes."""
+        """Wait for all outstanding events and release all unsplit cached blocks; return their bytes."""
         self.stats.num_sync_all_streams += 1
         pending, self._pending = self._pending, {}
         for stream in sorted(pending):
@@ -319,7 +319,7 @@ class CachingAllocator:
         return freed
 
     def _record_events(self, block: Block) -> None:
-        """Record on each other stream when it will have passed the present point."""
+        """Record an event on each other stream: the time when that stream has passed the current point."""
         streams = sorted(block.stream_uses or ())
         block.stream_uses = None
         block.event_count = len(streams)
@@ -331,13 +331,13 @@ class CachingAllocator:
             queue.append((self._clock.stream_ready_ns(stream), block))
 
     def _process_events(self) -> None:
-        """Free the blocks whose streams have passed them; a stream's events are checked oldest first."""
+        """Free blocks whose events have passed, checking each stream's events oldest first."""
         clock = self._clock
         now = clock.cpu_ns()
         for queue in self._pending.values():
             if not queue[0][0] > now:
                 break
-        else:  # no event has passed: one query for each stream
+        else:  # no event has passed: one query per stream
             clock.advance_cpu(len(self._pending) * self.costs.event_ns)
             return
         queries = 0
@@ -358,7 +358,7 @@ class CachingAllocator:
             self._free_block(block)
 
     def _free_block(self, block: Block) -> None:
-        """Merge an unused block with its free neighbours and put it into the pool."""
+        """Merge an unused block with its free neighbours and put the result into the pool."""
         if self._risen:
             self.stats.note_peaks()
             self._risen = False
@@ -377,7 +377,7 @@ class CachingAllocator:
             self._tell(AllocatorAction.FREE_COMPLETED, block.address, size, block.stream)
 
         merged_blocks = merged_bytes = 0
-        # Checked here too: most neighbours are in use and need no call.
+        # Checked before the call: most neighbours are in use.
         before, after = block.prev, block.next
         if before is not None and not before.allocated and (grown := merge(block, before, pool)):
             merged_blocks, merged_bytes = 1, grown
@@ -401,20 +401,20 @@ class CachingAllocator:
 
 
 def _expandable_size(block: Block) -> int:
-    """Return a free block's size in bytes, with the unmapped addresses behind it."""
+    """Return a free block's size in bytes, plus the unmapped addresses that follow it."""
     following = block.next
     return block.size + (following.size if following is not None and not following.mapped else 0)
 
 
 def out_of_memory(*, asked: int, total: int, free: int, outside: int, allocated: int, reserved: int) -> str:
-    """Return torch's message; arguments in bytes. `outside` is the process's memory outside the allocator."""
+    """Return torch's message; arguments in bytes. `outside`: memory of the process outside the allocator."""
     inside = (allocated, reserved - allocated)
     sizes = map(format_size, (asked, total, free, outside + reserved, *inside))
     return error_text("caching.out_of_memory", *sizes)
 
 
 def format_size(nbytes: int) -> str:
-    """Return bytes as torch's messages write them: `512 bytes`, `2.00 KiB`, `1.50 GiB`."""
+    """Format a number of bytes as in torch's messages: `512 bytes`, `2.00 KiB`, `1.50 GiB`."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.2f} {name}"

@@ -1,4 +1,4 @@
-"""The allocator's settings, in the format of `PYTORCH_CUDA_ALLOC_CONF`, and the costs of its driver calls."""
+"""Allocator settings in the format of `PYTORCH_CUDA_ALLOC_CONF`, and costs of its driver calls."""
 
 import difflib
 from collections.abc import Mapping
@@ -11,23 +11,23 @@ from fsdpbench.base.numbers import finite_number, whole_number
 MIB = 1 << 20
 UNLIMITED = (1 << 63) - 1
 CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-# One entry for each power of two of the size in MiB: 1 and below, 2, 4, ..., 32768 and above.
+# One entry per power of two of the size in MiB: 1 and below, 2, 4, ..., 32768 and above.
 POWER2_INTERVALS = 16
 _SETTINGS = table_beside(__file__, "conf.toml")
 
 
 def conf_in(variables: Mapping[str, str]) -> str:
-    """Return the allocator's settings in environment variables, as torch reads them; empty without any."""
+    """Return the allocator settings in environment variables, as torch reads them, or an empty string."""
     return next((variables[name] for name in CONF_VARIABLES if variables.get(name)), "")
 
 
 class AllocatorConfError(ValueError):
-    """An unknown setting of the allocator, or an impossible value."""
+    """An unknown allocator setting, or an invalid value."""
 
 
 @dataclass(frozen=True)
 class AllocatorCosts:
-    """Host time of the driver calls behind the allocator, in nanoseconds (and nanoseconds a GiB)."""
+    """Host time of the allocator's driver calls, in nanoseconds (and nanoseconds per GiB)."""
 
     malloc_ns: int = 250_000
     malloc_ns_per_gib: int = 0
@@ -45,9 +45,9 @@ class AllocatorCosts:
 class AllocatorConf:
     """Settings of the caching allocator; the defaults are torch's.
 
-    `roundup_power2_divisions` is empty (off), or one number of divisions for each power of two of a size,
-    from 1 MiB and below to 32 GiB and above. Garbage collection needs `per_process_memory_fraction`, as in
-    torch.
+    `roundup_power2_divisions` is empty (off) or has one number of divisions per power of two of the size,
+    from 1 MiB and below to 32 GiB and above. As in torch, garbage collection works only if
+    `per_process_memory_fraction` is set.
     """
 
     max_split_bytes: int = UNLIMITED
@@ -75,9 +75,9 @@ class AllocatorConf:
 
     @classmethod
     def parse(cls, text: str) -> "AllocatorConf":
-        """Read ``key:value,key:[a:b,c:d]`` as the environment variable holds it.
+        """Parse ``key:value,key:[a:b,c:d]``, the format of the environment variable.
 
-        Raises `AllocatorConfError` for an unknown key (the nearest is offered) or an impossible value.
+        Raises `AllocatorConfError` for an unknown key (and suggests the nearest) or an invalid value.
         """
         values: dict[str, object] = {}
         for key, value in _pairs(text):
@@ -94,7 +94,7 @@ class AllocatorConf:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """Split at the commas that are not inside brackets, then at the first colon."""
+    """Split at commas outside brackets, then at the first colon."""
     parts, depth, start = [], 0, 0
     for index, char in enumerate(text):
         if char in "[]":

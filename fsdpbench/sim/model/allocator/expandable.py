@@ -1,13 +1,13 @@
-"""The device's memory behind the allocator, and expandable segments.
+"""The device memory under the allocator, and expandable segments.
 
-Each stream and pool has one address range, to which pages are mapped as needed.
+Each stream and pool has one address range, into which pages are mapped as needed.
 
     |<------------- addresses of the segment ------------->|
     | allocated | free | allocated | free  |   unmapped    |
     |<----------- mapped pages ----------->|
 
-A request that fits no free block maps more pages behind the last free block instead of asking the driver for
-a new segment. So a large free block at the end is never too small, only not yet mapped.
+If no free block fits, the allocator maps more pages after the last free block instead of requesting a new
+segment. So a large free block at the end is never too small; its rest is only not mapped yet.
 """
 
 from collections.abc import Callable
@@ -18,16 +18,16 @@ from fsdpbench.sim.model.allocator.stats import AllocatorStats
 from fsdpbench.sim.model.allocator.types import AllocatorClock, Block, StreamMoment
 
 GIB = 1 << 30
-# Addresses only grow and are never reused, so that a use after release cannot go unnoticed.
+# Addresses only grow and are never reused, so any use after release is noticed.
 FIRST_ADDRESS = 0x7F00_0000_0000
 _ALIGNMENT = 2 << 20
 
 CallListener = Callable[[str, int, int], object]
-"""Called after a driver call with its name, start and end on the CPU in ns."""
+"""Called after a driver call with the call's name and its start and end on the CPU in ns."""
 
 
 class DeviceMemory:
-    """Physical memory and address space of a device; never fragments, since memory is mapped in pages."""
+    """Physical memory and address space of a device. Paged mapping avoids fragmentation."""
 
     def __init__(self, capacity_bytes: int, clock: AllocatorClock, costs: AllocatorCosts) -> None:
         if capacity_bytes <= 0:
@@ -41,17 +41,17 @@ class DeviceMemory:
 
     @property
     def free_bytes(self) -> int:
-        """Return the unused physical bytes."""
+        """Return the number of unused physical bytes."""
         return self.capacity_bytes - self.used_bytes
 
     def reserve_addresses(self, nbytes: int) -> int:
-        """Return the first address of a new range without memory."""
+        """Reserve a new address range without memory; return its first address."""
         address = self._next_address
         self._next_address += (nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
         return address
 
     def allocate(self, nbytes: int) -> int | None:
-        """Return an address as cudaMalloc, or None if there is no room; a refused call takes as long."""
+        """Return an address like cudaMalloc, or None without room; a refused call takes equally long."""
         began = self._clock.cpu_ns()
         self._clock.advance_cpu(self._costs.malloc_ns + nbytes * self._costs.malloc_ns_per_gib // GIB)
         self._tell("cudaMalloc", began)
@@ -61,7 +61,7 @@ class DeviceMemory:
         return self.reserve_addresses(nbytes)
 
     def release(self, nbytes: int) -> None:
-        """Release bytes as cudaFree, which waits for the whole device."""
+        """Release bytes like cudaFree, which waits for the whole device."""
         began = self._clock.cpu_ns()
         self._clock.synchronize_device()
         self._clock.advance_cpu(self._costs.free_ns + nbytes * self._costs.free_ns_per_gib // GIB)
@@ -88,7 +88,7 @@ class DeviceMemory:
         self.used_bytes -= nbytes
 
     def wait_until(self, moment: StreamMoment) -> None:
-        """Wait with cudaEventSynchronize, before blocks used on other streams are released."""
+        """Wait like cudaEventSynchronize, before blocks used on other streams are released."""
         began = self._clock.cpu_ns()
         self._clock.wait_cpu_until(moment)
         if self._clock.cpu_ns() > began:
@@ -100,7 +100,7 @@ class DeviceMemory:
 
 
 class ExpandableSegment:
-    """Address range whose memory is mapped in pages of `page_size` bytes."""
+    """An address range into which memory is mapped in pages of `page_size` bytes."""
 
     __slots__ = ("address", "page_size", "size", "stream")
 
@@ -112,7 +112,7 @@ class ExpandableSegment:
 
 
 class ExpandableSegments:
-    """Search, mapping and unmapping of blocks in all expandable segments of a device."""
+    """All expandable segments of a device; finds, maps and unmaps their blocks."""
 
     def __init__(self, device: DeviceMemory, stats: AllocatorStats, limit_bytes: int) -> None:
         self._device = device
@@ -120,12 +120,12 @@ class ExpandableSegments:
         self.limit_bytes = limit_bytes
 
     def allocate(self, pool: pools.BlockPool, size: int, stream: int) -> Block | None:
-        """Return a free mapped block (in no pool) of at least `size` bytes, or None if memory runs out."""
+        """Return a free mapped block (in no pool) of at least `size` bytes, or None without memory."""
         block = self._find(pool, size, stream)
         if not block.mapped and not self._map(block, min(block.size, size), pool):
             return None
         while block.size < size:
-            # A free block that is too small is followed by an unmapped one (`_has_room`): map the rest.
+            # A free block that is too small is followed by an unmapped one (`_has_room`): map the rest there.
             following = block.next
             assert following is not None
             if not self._map(following, min(size - block.size, following.size), pool):
@@ -135,7 +135,7 @@ class ExpandableSegments:
         return block
 
     def release(self, block: Block, pool: pools.BlockPool) -> int:
-        """Unmap the whole pages inside a free block (in the pool); return the bytes released."""
+        """Unmap the whole pages inside a free block of the pool; return the bytes released."""
         segment = block.expandable
         assert isinstance(segment, ExpandableSegment)
         page = segment.page_size
@@ -158,7 +158,7 @@ class ExpandableSegments:
         return last - first
 
     def _find(self, pool: pools.BlockPool, size: int, stream: int) -> Block:
-        """Return the first block to map `size` bytes from: unmapped, or free before an unmapped one."""
+        """Return the first block from which to map `size` bytes: unmapped, or free before an unmapped one."""
         for _, _, unmapped in pool.unmapped.get(stream, ()):
             start = unmapped
             before = unmapped.prev
@@ -167,7 +167,7 @@ class ExpandableSegments:
             if _has_room(start, size):
                 return start
         page = pools.SMALL_SEGMENT if pool.is_small else pools.LARGE_SEGMENT
-        # An eighth more addresses than the device has memory: one segment nearly always suffices.
+        # Reserve 9/8 of the device's memory in addresses: one segment nearly always suffices.
         span = -(-(self._device.capacity_bytes * 9 // 8) // page) * page
         segment = ExpandableSegment(self._device.reserve_addresses(span), span, page, stream)
         block = Block(segment.address, span, stream, pool)

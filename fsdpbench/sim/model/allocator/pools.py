@@ -1,4 +1,4 @@
-"""Blocks and their pools: rounded sizes, splitting, merging, and the choice of cached blocks to release."""
+"""Blocks and their pools: size rounding, splitting, merging, and the choice of cached blocks to release."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _MIB_BITS = 20
 
 
 def block_size(nbytes: int, conf: AllocatorConf) -> int:
-    """Return the bytes that a request of `nbytes` takes: a multiple of 512, or a part of a power of two."""
+    """Return the block size for a request of `nbytes`: a multiple of 512, or a fraction of a power of two."""
     if nbytes < MIN_BLOCK:
         return MIN_BLOCK
     table = conf.roundup_power2_divisions
@@ -29,7 +29,7 @@ def block_size(nbytes: int, conf: AllocatorConf) -> int:
 
 
 def _next_division(nbytes: int, divisions: int) -> int:
-    """Round up to the next of ``divisions`` equal steps between two powers of two."""
+    """Round up to the next of `divisions` equal steps between two powers of two."""
     floor = 1 << (nbytes.bit_length() - 1)
     if nbytes == floor:
         return nbytes
@@ -38,7 +38,7 @@ def _next_division(nbytes: int, divisions: int) -> int:
 
 
 def segment_size(size: int) -> int:
-    """Return the bytes requested from the driver for a block of `size` bytes."""
+    """Return the bytes to request from the driver for a block of `size` bytes."""
     if size <= SMALL_SIZE:
         return SMALL_SEGMENT
     if size < MIN_LARGE_ALLOCATION:
@@ -49,7 +49,7 @@ def segment_size(size: int) -> int:
 def split_front(block: Block, size: int, pool: "BlockPool") -> Block:
     """Cut the first `size` bytes off `block` and return them as a new block; `block` keeps the rest.
 
-    The caller puts the rest into a pool: it knows whether the rest is mapped.
+    The caller puts the rest into a pool, because the caller knows whether the rest is mapped.
     """
     front = Block(block.address, size, block.stream, pool)
     front.expandable = block.expandable
@@ -65,7 +65,7 @@ def split_front(block: Block, size: int, pool: "BlockPool") -> Block:
 
 
 def split_back(block: Block, size: int, pool: "BlockPool") -> Block:
-    """Cut everything behind the first `size` bytes off `block` and return it as a new block."""
+    """Cut off everything after the first `size` bytes of `block` and return it as a new block."""
     back = Block(block.address + size, block.size - size, block.stream, pool)
     back.expandable = block.expandable
     back.mapped = block.mapped
@@ -79,9 +79,9 @@ def split_back(block: Block, size: int, pool: "BlockPool") -> Block:
 
 
 def merge(block: Block, neighbour: Block | None, pool: "BlockPool") -> int:
-    """Merge a free neighbour into `block` (in no pool); return the bytes gained, 0 if it cannot be merged.
+    """Merge a free neighbour into `block` (in no pool); return the bytes gained, or 0 if not merged.
 
-    A neighbour is free if it is unused, has no outstanding event, and is mapped (or not) like `block`.
+    A free neighbour is unused, has no outstanding event, and is mapped if and only if `block` is.
     """
     if (
         neighbour is None
@@ -107,14 +107,14 @@ def merge(block: Block, neighbour: Block | None, pool: "BlockPool") -> int:
     return neighbour.size
 
 
-# (size in bytes, address, block): addresses differ, so that blocks themselves are never compared.
+# (size in bytes, address, block): addresses differ, so blocks themselves are never compared.
 FreeEntry = tuple[int, int, Block]
 
 
 class BlockPool:
-    """The small or the large pool: mapped free blocks, and the unmapped rest of expandable segments.
+    """The small or the large pool: mapped free blocks, and unmapped parts of expandable segments.
 
-    Blocks are sorted by (size, address) in one list for each stream. Torch's set, ordered by (stream, size,
+    Blocks are sorted by (size, address) in one list per stream. Torch's set, ordered by (stream, size,
     address), has the same order within a stream.
     """
 
@@ -124,9 +124,9 @@ class BlockPool:
         self.is_small = is_small
         self.free: dict[int, list[FreeEntry]] = {}
         self.unmapped: dict[int, list[FreeEntry]] = {}
-        # Streams whose free blocks are never released: a captured graph will use their addresses again.
+        # Streams whose free blocks are never released, because a captured graph will reuse their addresses.
         self.kept: set[int] = set()
-        # Clock of garbage collection: a block's age is the number of searches since it was inserted.
+        # Clock of garbage collection: a block's age is the number of searches since its insertion.
         self.searches = 0
 
     def insert(self, block: Block) -> None:
@@ -138,7 +138,7 @@ class BlockPool:
         insort(entries, (block.size, block.address, block))
 
     def remove(self, block: Block) -> None:
-        """Remove a block; it must be in the pool with its present size and address."""
+        """Remove a block, which must be in the pool with its current size and address."""
         entries = self.free[block.stream]
         del entries[bisect_left(entries, (block.size, block.address))]
 
@@ -152,11 +152,11 @@ class BlockPool:
         del entries[bisect_left(entries, (block.size, block.address))]
 
     def age(self, block: Block) -> int:
-        """Return the number of searches that a free block has seen without being taken."""
+        """Return the number of searches since the free block was inserted."""
         return self.searches - block.gc_base
 
     def blocks(self) -> list[Block]:
-        """Return all mapped free blocks, by stream, size and address."""
+        """Return all mapped free blocks, ordered by stream, size and address."""
         return [entry[2] for stream in sorted(self.free) for entry in self.free[stream]]
 
     def spare_blocks(self) -> list[Block]:
@@ -165,9 +165,9 @@ class BlockPool:
 
 
 def collect_garbage(pool: "BlockPool", excess_bytes: int) -> Iterator[Block]:
-    """Yield whole cached segments, oldest ages first, until `excess_bytes` are found.
+    """Yield whole cached segments, the oldest first, until they contain `excess_bytes`.
 
-    Each round takes *all* blocks of at least average age, as torch does, so that it is not needed again soon.
+    Like torch, each round takes *all* blocks of at least average age, so the next collection comes later.
     """
     candidates = [block for block in pool.spare_blocks() if not block.is_split and block.expandable is None]
     found = 0
@@ -185,7 +185,7 @@ def oversize_to_release(
 ) -> tuple[list[Block], bool]:
     """Return cached blocks above `max_split_bytes` that make room for `size` bytes, and whether they suffice.
 
-    One block that is large enough is taken alone; otherwise several, the largest first.
+    If one block is large enough, it is chosen alone; otherwise several, the largest first.
     """
     if max_split_bytes == UNLIMITED:
         return [], False

@@ -1,8 +1,8 @@
-"""The allocator's counters, under the names of ``torch.cuda.memory_stats``.
+"""The allocator's counters, under the keys of ``torch.cuda.memory_stats``.
 
-Counters that change with every block are plain integers of a pool, and their peaks are noted lazily: between
-two decreases a counter only grows, so it is enough to look at it before it falls and when it is read. That
-halves the cost of an allocation. Counters that change with segments are rare and kept eagerly in `Stat`.
+Counters that change with every block are plain integers of a pool, with lazy peaks: between two decreases a
+counter only grows, so its peak is updated only before a decrease and when it is read. That halves the cost of
+an allocation. Counters that change with segments change rarely; `Stat` updates their peaks immediately.
 """
 
 import math
@@ -16,7 +16,7 @@ POOLS = ("all", "small_pool", "large_pool")
 
 
 class Stat:
-    """One counter with its peak and its historical rises and falls."""
+    """One counter with its peak and its total increases and decreases."""
 
     __slots__ = ("allocated", "current", "freed", "peak")
 
@@ -24,7 +24,7 @@ class Stat:
         self.current = self.peak = self.allocated = self.freed = 0
 
     def increase(self, amount: int) -> None:
-        """Add ``amount``; a negative one is a decrease, as in torch."""
+        """Add `amount`; as in torch, a negative amount is a decrease."""
         self.current += amount
         if amount >= 0:
             self.allocated += amount
@@ -39,7 +39,7 @@ class Stat:
 
 
 class HostStats:
-    """Counters of the host's pinned memory, which torch hands out in blocks of powers of two and keeps.
+    """Counters of pinned host memory, which torch allocates in blocks of powers of two and caches.
 
     Args:
         most: bytes of the host's memory for one GPU, pinned and not.
@@ -59,7 +59,7 @@ class HostStats:
         return self._stats["active_bytes"].current + self.pageable.current
 
     def hand_out(self, nbytes: int) -> None:
-        """Count a block that a caller takes: one of this size that is kept, else a new one."""
+        """Count a block given to a caller: a cached block of this size, otherwise a new one."""
         if self._kept[nbytes]:
             self._kept[nbytes] -= 1
         else:
@@ -69,13 +69,13 @@ class HostStats:
         self._stats["active_bytes"].increase(nbytes)
 
     def take_back(self, nbytes: int) -> None:
-        """Count a block that a caller frees, and keep it."""
+        """Count a block that a caller frees, and cache it."""
         self._kept[nbytes] += 1
         self._stats["active_requests"].increase(-1)
         self._stats["active_bytes"].increase(-nbytes)
 
     def reset(self, *, peaks: bool) -> None:
-        """Set peaks to the current values, or the historical rises and falls to 0."""
+        """Set the peaks to the current values, or else the total increases and decreases to 0."""
         for stat in self._stats.values():
             if peaks:
                 stat.reset_peak()
@@ -83,7 +83,7 @@ class HostStats:
                 stat.allocated = stat.freed = 0
 
     def nested(self) -> dict[str, object]:
-        """Return the counters as torch's `host_memory_stats_as_nested_dict`; to pin takes no time here."""
+        """Return the counters like torch's `host_memory_stats_as_nested_dict`; pinning takes no time here."""
         time = dict.fromkeys(("total", "max", "min", "count", "avg"), 0)
         new, freed = self._stats["allocations"].allocated, self._stats["allocations"].freed
         stats = {name: {key: getattr(stat, key) for key in METRICS} for name, stat in self._stats.items()}
@@ -92,7 +92,7 @@ class HostStats:
 
 
 class BlockStats:
-    """Counters of one pool's blocks: current values, peaks as noted, and totals freed."""
+    """Counters of one pool's blocks: current values, peaks as of the last `note_peaks`, and totals freed."""
 
     __slots__ = (
         "active", "active_bytes", "active_bytes_freed", "active_bytes_peak", "active_freed", "active_peak",
@@ -108,7 +108,7 @@ class BlockStats:
         self.requested_bytes = self.requested_bytes_peak = self.requested_bytes_freed = 0
 
     def note_peaks(self) -> None:
-        """Raise each peak to its current value."""
+        """Raise each peak to the current value if that is higher."""
         if self.allocation > self.allocation_peak:
             self.allocation_peak = self.allocation
         if self.active > self.active_peak:
@@ -127,12 +127,12 @@ class BlockStats:
 
 
 class AllocatorStats:
-    """All counters of one device; the allocator's hot path writes `small` and `large` directly."""
+    """All counters of one device. The allocator's hot path writes `small` and `large` directly."""
 
     def __init__(self) -> None:
         self.small = BlockStats()
         self.large = BlockStats()
-        # Sums of both pools; updated by `note_peaks`.
+        # Sums over both pools; `note_peaks` updates them.
         self._all = BlockStats()
         self._stats = {name: {pool: Stat() for pool in POOLS} for name in SPLIT_COUNTERS + SEGMENT_COUNTERS}
         self._splits = {
@@ -155,7 +155,7 @@ class AllocatorStats:
 
     @property
     def active_bytes(self) -> int:
-        """Return the bytes that callers hold, or that wait for a stream's event after their free."""
+        """Return the bytes that callers hold or that wait for a stream's event after being freed."""
         return self.small.active_bytes + self.large.active_bytes
 
     @property
@@ -164,15 +164,15 @@ class AllocatorStats:
         return self._reserved.current
 
     def segment(self, is_small: bool, count: int, nbytes: int) -> None:
-        """Add segments and reserved bytes to a pool and to the totals; negative ones are removed."""
+        """Add segments and reserved bytes to a pool and to the totals; negative numbers remove them."""
         pool = "small_pool" if is_small else "large_pool"
         for name, amount in (("segment", count), ("reserved_bytes", nbytes)):
             self._stats[name]["all"].increase(amount)
             self._stats[name][pool].increase(amount)
 
     def inactive_split(self, is_small: bool, count: int, nbytes: int) -> None:
-        """Add free blocks and bytes that are only a part of their segment; negative ones are removed."""
-        # `Stat.increase` written out: this runs with nearly every allocation.
+        """Add free blocks (and bytes) that are part of a larger segment; negative numbers remove them."""
+        # `Stat.increase` is inlined: this runs for nearly every allocation.
         blocks, own_blocks, held, own_held = self._splits[is_small]
         blocks.current += count
         own_blocks.current += count
@@ -200,7 +200,7 @@ class AllocatorStats:
                 own_held.peak = own_held.current
 
     def note_peaks(self) -> None:
-        """Raise the peaks of block counters; must be called before any of them falls."""
+        """Raise the peaks of block counters; must be called before any of these counters falls."""
         small, large, both = self.small, self.large, self._all
         small.note_peaks()
         large.note_peaks()
@@ -223,7 +223,7 @@ class AllocatorStats:
         self.oversize_segments.reset_peak()
 
     def flat(self, max_split_size: int) -> dict[str, int]:
-        """Return every counter under torch's flat key, sorted by key; `max_split_size` in bytes."""
+        """Return all counters under torch's flat keys, sorted by key; `max_split_size` in bytes."""
         self.note_peaks()
         result = {
             "num_alloc_retries": self.num_alloc_retries,

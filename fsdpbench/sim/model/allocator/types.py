@@ -1,4 +1,4 @@
-"""Types shared by the allocator and its callers: blocks, the clock, events and the out-of-memory error."""
+"""Types that the allocator shares with its callers: blocks, the clock, events and the out-of-memory error."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -6,22 +6,22 @@ from typing import Any, NamedTuple, Protocol
 
 
 class StreamMoment(Protocol):
-    """Time in nanoseconds that may not be known yet: it only says whether it is still to come.
+    """A time in nanoseconds that may not be known yet, but can be compared with the current time.
 
-    An int is one. A clock that settles times late returns an object, and settles no more than needed.
+    An int qualifies. A clock that determines times lazily returns an object that computes only what it must.
     """
 
     def __gt__(self, now: int, /) -> bool: ...
 
 
 class AllocatorClock(Protocol):
-    """Simulated time as the allocator sees it, in integer nanoseconds."""
+    """Simulated time for the allocator, in integer nanoseconds."""
 
     def cpu_ns(self) -> int:
-        """Return the CPU's present time."""
+        """Return the CPU's current time."""
 
     def stream_ready_ns(self, stream: int) -> StreamMoment:
-        """Return when all work that is queued on a stream now will have ended."""
+        """Return when all work that is now queued on a stream will have ended."""
 
     def advance_cpu(self, ns: int) -> None:
         """Advance the CPU by `ns` of work."""
@@ -30,7 +30,7 @@ class AllocatorClock(Protocol):
         """Block the CPU until a time (no effect if it has passed)."""
 
     def synchronize_device(self) -> None:
-        """Block the CPU until all streams are done."""
+        """Block the CPU until all streams are idle."""
 
 
 class SimOutOfMemoryError(RuntimeError):
@@ -38,10 +38,10 @@ class SimOutOfMemoryError(RuntimeError):
 
 
 class Block:
-    """Part of a segment: handed to a caller, or cached and free.
+    """Part of a segment: given to a caller, or cached and free.
 
-    `address`, `size` (bytes, rounded as the allocator rounds) and `requested` (bytes asked for) are for
-    callers; the rest is the allocator's own. `prev` and `next` are the neighbours in the segment.
+    Callers use `address`, `size` (bytes after the allocator's rounding) and `requested` (bytes requested).
+    The other attributes belong to the allocator. `prev` and `next` are the neighbours in the segment.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Return whether the block is only a part of its segment."""
+        """Return whether the block is only part of its segment."""
         return self.prev is not None or self.next is not None
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class ExpandableSegmentLike(Protocol):
 
 
 class AllocatorAction(Enum):
-    """Actions of the allocator, named as in `torch.cuda.memory._snapshot`; `RETRY` is ours."""
+    """Actions of the allocator, named as in `torch.cuda.memory._snapshot`; only `RETRY` is not torch's."""
 
     ALLOC = "alloc"
     FREE = "free_requested"
@@ -101,7 +101,7 @@ class AllocatorAction(Enum):
 
 
 class AllocatorEvent(NamedTuple):
-    """One action of the allocator, in bytes and ns; `allocated` and `reserved` are the totals after it.
+    """One action of the allocator, in bytes and ns. `allocated`, `reserved`: totals after the action.
 
     For `RETRY`, `size` is the request in bytes and `freed` the bytes released from the cache.
     """

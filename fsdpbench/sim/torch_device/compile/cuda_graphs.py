@@ -1,9 +1,9 @@
-"""CUDA graphs (`mode="reduce-overhead"`): captured graphs cost the CPU one launch.
+"""CUDA graphs (`mode="reduce-overhead"`): a captured graph costs the CPU one launch.
 
-As torch's "CUDA graph trees": the first call of a graph warms up, the second is captured, later ones are
-replayed. All captured graphs share one private pool of memory; a replay's outputs have the addresses of its
-capture. Inputs are read at fixed addresses: other addresses of parameters are a new capture, and inputs that
-come from no captured graph are copied first, each time.
+As in torch's "CUDA graph trees", the first call of a graph warms up, the second is captured, and later ones
+are replayed. All captured graphs share one private memory pool; the outputs of a replay have the addresses of
+the capture. Inputs are read at fixed addresses: parameters at other addresses need a new capture, and inputs
+that no captured graph produced are first copied, each time.
 
     call 1, 2   CPU   |k1|k2|k3|..                 call 3   CPU   |graph|
                 GPU      [k1][k2][k3]                       GPU         [copies of inputs][k1][k2][k3]
@@ -27,13 +27,13 @@ from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.tensors import address, is_on_device, new_tensor, record_of
 
 MOST_CAPTURES = 128
-"""Captures of one graph, beyond which torch runs it without (`triton.cudagraph_unexpected_rerecord_limit`).
+"""Maximum captures of one graph; torch runs others without (`triton.cudagraph_unexpected_rerecord_limit`).
 """
 _WARM_UPS = 1
 
 
 def why_not_captured(static: Sequence[int]) -> str:
-    """Return torch's one-line reason not to capture the graph being lowered; "" for none."""
+    """Return torch's one-line reason not to capture the graph being lowered, or "" without one."""
     graph = inductor_virtualized.graph
     if graph.disable_cudagraphs_reason:
         return _one_line(graph.disable_cudagraphs_reason)
@@ -50,7 +50,7 @@ def _one_line(reason: str) -> str:
 
 
 class CapturedGraph:
-    """One compiled graph's captures: one for each set of addresses of its parameters.
+    """Captures of one compiled graph: one for each set of parameter addresses.
 
     `static`: positions of inputs with fixed addresses.
     """
@@ -64,7 +64,7 @@ class CapturedGraph:
         self.captures = self.replays = self.left_out = 0
 
     def take_inputs(self, args: Sequence[Any]) -> None:
-        """Take the inputs of the next call."""
+        """Register the inputs of the next call."""
         pool = _pool()
         key: list[Any] = []
         self._to_copy = []
@@ -109,7 +109,7 @@ class CapturedGraph:
             self._to_copy = []
 
     def _copy_inputs(self) -> None:
-        """Copy all of them in one kernel, as `_foreach_copy_` does."""
+        """Copy all inputs in one kernel, like `_foreach_copy_`."""
         nbytes = 2 * sum(value.numel() * value.element_size() for value in self._to_copy)
         if not nbytes:
             return
@@ -128,7 +128,7 @@ class CapturedGraph:
 
 
 class _Standing:
-    """The timeline during a replay, whose kernels came with one launch: the CPU's clock does not advance."""
+    """Timeline during a replay: all kernels come with one launch, so the CPU's clock does not advance."""
 
     __slots__ = ("_timeline",)
 
@@ -148,7 +148,7 @@ class _Standing:
 
 
 _POOL: dict[int, int] = {}
-"""The pool's stream, by the timeline's identity: a simulation has one."""
+"""The pool's stream, by the timeline's id: each simulation has one."""
 
 
 def _pool() -> int:

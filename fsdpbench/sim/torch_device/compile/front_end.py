@@ -1,4 +1,4 @@
-"""`torch.compile` of programs on the simulated device, from the first compilation on."""
+"""Front end of `torch.compile` for the simulated device, installed at the first compilation."""
 
 import functools
 import importlib
@@ -28,12 +28,12 @@ from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 
 _LOWERING = "fsdpbench.sim.torch_device.compile.lowering"
 _PRETENDED = "fsdpbench.sim.torch_device.compile.pretended"
-"""Imported late: they import Inductor."""
+"""Imported late because they import Inductor."""
 _CUDA_GRAPHS = "triton.cudagraphs"
 
 
 def compile_report() -> dict[str, object] | None:
-    """Return the report of this process's compilations for the result, or None if there were none."""
+    """Return the report of this process's compilations for the result, or None without any."""
     return refusals.REPORT.to_dict() if install.cache_info().currsize else None
 
 
@@ -41,7 +41,7 @@ def compile_report() -> dict[str, object] | None:
 def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
     """Make Inductor compile graphs of simulated tensors into plans; called at the first compilation.
 
-    `around` is entered while the compiler is imported, and whenever it works.
+    `around`: a context manager to enter while the compiler is imported and whenever it runs.
     """
     with around():
         choose_folder()
@@ -49,7 +49,7 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         importlib.import_module(_LOWERING)
         patch("exceeds_recompile_limit", passing_to(_noticing_limit))
         if "TORCH_LOGS" not in os.environ:
-            # Only for log lines, for which Dynamo parses each file: a quarter of a warm trace.
+            # Dynamo uses it only for log lines and parses each file for it: a quarter of a warm trace.
             patch("dynamo_function_name", lambda original: _no_name)
         patch("compile_fx", functools.partial(_compile_by_device, around))
         importlib.import_module(_PRETENDED).install_random_numbers()
@@ -62,14 +62,14 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
 def lower_backwards_with_forwards() -> None:
     """Compile each backward together with its forward, for configurations of the bench.
 
-    torch writes a graph to its cache on disk when its backward is compiled, by default at the first backward:
-    a step that runs out of memory in forward would be compiled again by every process.
+    By default torch compiles a backward when it first runs, and only then caches the graph on disk. If a
+    step ran out of memory in forward, every process would compile the graph again.
     """
     functorch_config.force_non_lazy_backward_lowering = True
 
 
 def _as_it_is(refusal: refusals.CompileRefusedError) -> Exception:
-    """Return the refusal as one of Dynamo's own errors, which it does not wrap: users see its first line."""
+    """Return the refusal as one of Dynamo's own errors, which it does not wrap, so users see its text."""
     shown = type("CompileRefusedError", (ShortenTraceback, refusals.CompileRefusedError), {})
     error: Exception = shown(str(refusal), first_useful_frame=None)
     return error
@@ -78,7 +78,7 @@ def _as_it_is(refusal: refusals.CompileRefusedError) -> Exception:
 def _lock_progress_within_process() -> None:
     """Give the compiler's hidden progress bars a lock within the process.
 
-    Their semaphore of the system is lost where a process ends immediately, and Python would warn.
+    Their default system semaphore leaks if a process exits immediately, and Python would warn.
     """
     try:
         tqdm = importlib.import_module("tqdm").tqdm
@@ -89,16 +89,16 @@ def _lock_progress_within_process() -> None:
 
 
 def _hide_the_simulator() -> None:
-    """Keep Dynamo out of the device's kernels, since a GPU's are not Python frames.
+    """Keep Dynamo out of the device's kernels, because a GPU's kernels are not Python frames.
 
-    Dynamo inspects every frame while compiled code runs, also those of an eager operator's kernel.
+    While compiled code runs, Dynamo inspects every frame, including those of an eager operator's kernel.
     """
     trace_rules.add("fsdpbench.sim")
     trace_rules.add("fsdpbench.base")
 
 
 def _compile_whole_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Let Dynamo begin with a step that does not name torch: hooks that watch it break the graph before."""
+    """Make Dynamo compile a `step` whose code does not name torch: hooks around it break the graph."""
     if code := getattr(inspect.unwrap(type(optimizer).step), "__code__", None):
         dynamo_always_compiled[code] = True
 
@@ -108,7 +108,7 @@ def _no_name(filename: str, lineno: int) -> None:
 
 
 def _noticing_limit(original: Callable[..., Any], *args: Any) -> Any:
-    """Report a frame that exceeds Dynamo's limit and runs eager, which Dynamo only logs."""
+    """Report a frame that exceeds Dynamo's recompilation limit and runs eager, which Dynamo only logs."""
     found = original(*args)
     code = sys._getframe(2).f_locals.get("code")
     if found[0] and code is not None:
@@ -117,7 +117,7 @@ def _noticing_limit(original: Callable[..., Any], *args: Any) -> Any:
 
 
 def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
-    """Return whether a graph takes tensors of the device (compiled autograd's: lists) or makes some."""
+    """Return whether a graph takes tensors of the device (lists with compiled autograd) or creates any."""
     nodes = getattr(getattr(model, "graph", None), "nodes", ())
     return any(map(is_on_device, tensors_in(tuple(inputs), {}))) or any(
         is_on_device(value)
@@ -128,13 +128,13 @@ def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
 
 @contextmanager
 def _as_simulated(captures: bool = False) -> Iterator[None]:
-    """Enter the settings for graphs of the device; the compiler's own work on it is outside of the run."""
+    """Apply the settings for graphs of the device; work of the compiler itself stays out of the run."""
     lowering: Any = sys.modules[_LOWERING]
     with (
         apart_from_the_run(),
-        lowering.inductor_config.patch(lowering.SETTINGS),  # else it starts processes that compile
+        lowering.inductor_config.patch(lowering.SETTINGS),  # otherwise it starts compile processes
         compiler_config.patch(cache_key_tag=lowering.cache_tag(captures)),
-        # Else CUDA's generators keep their state themselves, and there are none; neither way has kernels.
+        # Otherwise CUDA's generators would keep their own state, and there are none; kernels do not change.
         functorch_config.patch(graphsafe_rng_functionalization=False),
     ):
         yield
@@ -143,11 +143,11 @@ def _as_simulated(captures: bool = False) -> Iterator[None]:
 def _compile_by_device(
     around: Callable[[], AbstractContextManager[object]], original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Replace Inductor's `compile_fx` for graphs of the device."""
+    """Return a `compile_fx` that handles graphs of the device and passes on others."""
     lowering: Any = sys.modules[_LOWERING]
 
     def lower(captures: bool, gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
-        with around(), _as_simulated(captures):  # backward's turn may come after `compile_fx` has returned
+        with around(), _as_simulated(captures):  # backward may be lowered after `compile_fx` returns
             return lowering.lower(gm, example_inputs, captures=captures, **about)
 
     def compile_fx(model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
@@ -155,10 +155,10 @@ def _compile_by_device(
             return original(model, inputs, *args, **options)
         patches = dict(options.get("config_patches") or {})
         captures = bool(patches.get(_CUDA_GRAPHS, getattr(lowering.inductor_config, _CUDA_GRAPHS)))
-        options["config_patches"] = {**patches, _CUDA_GRAPHS: False}  # torch's own capturing needs a GPU
+        options["config_patches"] = {**patches, _CUDA_GRAPHS: False}  # torch's capture needs a GPU
         with around(), _as_simulated(captures):
             try:
-                config = lowering.inductor_config  # the settings for all that it compiles
+                config = lowering.inductor_config  # settings for everything that it compiles
                 of_all = {
                     name: getattr(config, name) for name in refusals.REFUSED_OPTIONS if hasattr(config, name)
                 }

@@ -1,8 +1,8 @@
-"""A graph of the simulated device, lowered by Inductor as if for its GPU.
+"""Lowering of a graph of the simulated device by Inductor, as if for its GPU.
 
-FlexAttention is one operator, in the place of the template that Inductor would tune. The program's own
-`mask_mod`, asked at a grid of positions, says which part of the score matrix is computed. Tensors that it
-captures have no values here and count as zeros: documents are as long as the sequence.
+FlexAttention becomes one operator, instead of the template that Inductor would tune. The program's own
+`mask_mod`, evaluated on a grid of positions, gives the computed share of the score matrix. Tensors that it
+captures have no values here and count as zeros, so each document is as long as the sequence.
 """
 
 import re
@@ -36,9 +36,9 @@ _GPU = ("cuda", 0)
 _OFF = ("benchmark_harness", "triton.autotune_at_compile_time", "max_autotune", "max_autotune_gemm")
 SETTINGS = {"compile_threads": 1, **dict.fromkeys(_OFF, False)}
 _POINTS = 512
-"""Positions of queries and of keys at which a mask is asked."""
+"""Maximum number of query and of key positions at which a mask is evaluated."""
 _BLOCK = 128
-"""Rows and columns of a block, which is computed if the mask leaves anything of it (torch's default)."""
+"""Rows and columns of a block, which is computed unless the mask removes all of it (torch's default)."""
 _FORWARD = (
     "flex_attention(Tensor query, Tensor key, Tensor value, Tensor[] captured, float density)"
     " -> (Tensor, Tensor, Tensor)"
@@ -53,8 +53,8 @@ _LIBRARIES: list[torch.library.Library] = []
 def lower(gm: Any, example_inputs: Sequence[Any], captures: bool = False, **about: Any) -> Any:
     """Compile one graph (forward or backward, fake inputs) for Inductor; return the callable graph.
 
-    Sizes may be symbols. `captures`: as a CUDA graph. Raises `CompileRefusedError` with the construct that
-    cannot be simulated.
+    Sizes may be symbols. `captures`: as a CUDA graph. Raises `CompileRefusedError`, naming the construct, for
+    graphs that cannot be simulated.
     """
     replace_flex_attention(gm)
     refuse_graph(gm.graph)
@@ -69,7 +69,7 @@ def lower(gm: Any, example_inputs: Sequence[Any], captures: bool = False, **abou
 
 
 def _retarget(gm: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Replace the device in the graph by the GPU; return its (fake) inputs on that device."""
+    """Replace the device in a graph by the GPU; return the (fake) inputs on the GPU."""
     gpu = torch.device(*_GPU)
     mode = detect_fake_mode(inputs)
 
@@ -92,8 +92,8 @@ def _retarget(gm: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 def cache_tag(captures: bool) -> str:
-    """Return a plan's dependencies beside the graph, torch and its settings: sources, the GPU, kernels of
-    attention that are on, capturing."""
+    """Return what plans depend on besides the graph, torch and its settings: sources, the GPU, enabled
+    attention kernels, capture."""
     sdp = torch.backends.cuda
     on = sdp.flash_sdp_enabled(), sdp.mem_efficient_sdp_enabled(), sdp.cudnn_sdp_enabled()
     return f"simulated {of_compiler()} {properties()} {on}{' captured' if captures else ''}"
@@ -109,11 +109,11 @@ assert_alignment = copy_if_misaligned = aligned
 """
 _WRITTEN = re.compile(r"(in_)?out_ptr|ws_ptr")
 _ORDINARY = ("attention", "convolution")
-"""Fallbacks to libraries that Inductor uses on every GPU: not reported as fallbacks."""
+"""Library fallbacks that Inductor uses on every GPU; they are not reported as fallbacks."""
 
 
 class _Call(NamedTuple):
-    """A written launch: its kernel, its scheduled node, its arguments' names."""
+    """A launch in the wrapper: kernel, scheduled node, names of arguments, positions of written ones."""
 
     kernel: str
     node: Any
@@ -124,17 +124,17 @@ class _Call(NamedTuple):
 class PlanWrapper(PythonWrapperCodegen):
     """Inductor's wrapper of one graph, with a plan instead of compiled kernels.
 
-    The wrapper is Inductor's Python program that calls a graph's kernels, allocates and frees its buffers;
-    reuse, order of frees and operator calls stay. Names in it denote the simulated device, a launch carries
-    its index in the plan, and the plan follows as data, so that Inductor's cache on disk holds both.
-    `static`: positions of inputs with fixed addresses, if it is captured as a CUDA graph.
+    The wrapper is Inductor's Python program that calls a graph's kernels and allocates and frees its buffers.
+    Reuse, order of frees and operator calls stay. Its names denote the simulated device, each launch passes
+    its index in the plan, and the plan follows as data, so Inductor's disk cache holds both. `static`:
+    positions of inputs with fixed addresses, if the graph is captured as a CUDA graph.
     """
 
     static: tuple[int, ...] | None = None
 
     @classmethod
     def capturing(cls, static: tuple[int, ...] | None) -> "type[PlanWrapper]":
-        """Return the class for a graph that is captured (None: not captured)."""
+        """Return the wrapper class for a graph that is captured (None: not captured)."""
         return cls if static is None else type(cls.__name__, (cls,), {"static": static})
 
     def __init__(self) -> None:
@@ -167,12 +167,12 @@ class PlanWrapper(PythonWrapperCodegen):
 
     def generate_fallback_kernel(self, node: Any) -> None:
         name = str(node.op_overload)
-        if "." in name and not any(word in name for word in _ORDINARY):  # else a wrapper of an operator
+        if "." in name and not any(word in name for word in _ORDINARY):  # otherwise it wraps an operator
             self._fallbacks.append(name)
         super().generate_fallback_kernel(node)
 
     def generate_kernel_call(self, kernel_name: str, call_args: Sequence[Any], **about: Any) -> None:
-        if not about.get("triton", True):  # a kernel of the host's: compiled and run as it is
+        if not about.get("triton", True):  # a host kernel, which is compiled and run normally
             super().generate_kernel_call(kernel_name, call_args, **about)
             return
         names = list((about.get("triton_meta") or {}).get("signature", ()))
@@ -197,7 +197,7 @@ class PlanWrapper(PythonWrapperCodegen):
             result.writeline(f"plan.capture({self.static!r}, {why_not_captured(self.static)!r})")
 
     def _launches(self) -> list[Launch]:
-        """Assign a node's bytes to its launch; if it has several, in proportion to their arguments' sizes."""
+        """Give each launch the bytes of its node, shared by argument sizes if the node has several."""
         inputs = inductor_virtualized.graph.graph_inputs.values()
         varies = any(isinstance(value, sympy.Expr) for value in inputs)
         of_node: dict[int, list[int]] = {}
@@ -214,14 +214,14 @@ class PlanWrapper(PythonWrapperCodegen):
             nbytes[indices[-1]] = left
         launches = []
         for call, size in zip(self._calls, nbytes, strict=True):
-            category = call.kernel.split("_")[1] if call.kernel.startswith("triton_") else ""  # as `poi`
+            category = call.kernel.split("_")[1] if call.kernel.startswith("triton_") else ""  # e.g. `poi`
             of_args = _size_of(call.args) if varies else 0
             launches.append(Launch(call.kernel, category, size, call.writes, of_args))
         return launches
 
 
 def _size_of(names: Sequence[str]) -> int:
-    """Return the bytes of the buffers among a kernel's arguments."""
+    """Return the bytes of those arguments of a kernel that are buffers."""
     graph = inductor_virtualized.graph
     found = [graph.try_get_buffer(name) for name in names if name.isidentifier()]
     sizes = graph.sizevars
@@ -233,7 +233,7 @@ def _size_of(names: Sequence[str]) -> int:
 
 
 class PlanScheduling(TritonScheduling):
-    """Inductor's fusion, splitting and naming; a kernel's source is made for its name, and dropped."""
+    """Inductor's fusion, splitting and naming. It generates kernel sources only for their names."""
 
     def _emit_kernel_to_wrapper(
         self, wrapper: "PlanWrapper", kernel: Any, src_code: str, kernel_name: str, *about: Any
@@ -248,7 +248,7 @@ def _forward(
     captured: Sequence[torch.Tensor],
     density: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the output, and the logarithms of sums and maxima of each row's scores."""
+    """Return the output, and the logarithm of the sum and the maximum of each row of scores."""
     rows = [query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(2)]
     return flex_permute_strides(query.new_empty((*query.shape[:3], value.shape[3])), query.stride()), *rows
 
@@ -267,7 +267,7 @@ def _backward(
 
 
 def _register() -> None:
-    """Define both operators."""
+    """Register both operators."""
     library = torch.library.Library("fsdpbench", "FRAGMENT")
     _LIBRARIES.append(library)
     library.define(_FORWARD)
@@ -283,12 +283,12 @@ def _register() -> None:
     )
 
 
-# On import: code that an earlier process compiled and cached calls them without a graph to replace them in.
+# On import: cached code from an earlier process calls the operators without lowering a graph.
 _register()
 
 
 def replace_flex_attention(gm: torch.fx.GraphModule) -> None:
-    """Put the operators in the place of FlexAttention's nodes in a graph, in place."""
+    """Replace FlexAttention's nodes in a graph by the operators, in place."""
     for node in list(gm.graph.nodes):
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
         if name not in ("flex_attention", "flex_attention_backward"):
@@ -306,7 +306,7 @@ def replace_flex_attention(gm: torch.fx.GraphModule) -> None:
             made = gm.graph.call_function(operator, (query, key, value, *grad, captured, density))
         made.meta = dict(node.meta)
         for user in list(node.users) if backward else ():
-            for part in list(user.users) if user.args[1] == 3 else ():  # the gradients of captured tensors
+            for part in list(user.users) if user.args[1] == 3 else ():  # gradients of captured tensors
                 part.args = (made, 3 + part.args[1])
         node.replace_all_uses_with(made)
         gm.graph.erase_node(node)
@@ -315,12 +315,12 @@ def replace_flex_attention(gm: torch.fx.GraphModule) -> None:
 
 
 def _meta(argument: Any) -> Any:
-    """Return the fake value of a node's argument; None for anything else."""
+    """Return the fake value of a node's argument, or None."""
     return getattr(argument, "meta", {}).get("val")
 
 
 def _density(gm: Any, mask: Any, captured: Sequence[Any], query: torch.fx.Node, key: torch.fx.Node) -> float:
-    """Return the share of the score matrix that a mask leaves."""
+    """Return the share of the score matrix that a mask keeps."""
     lengths = [int(node.meta["val"].shape[2]) for node in (query, key)]
     with unset_fake_temporarily(), torch.device("cpu"):
         rows, columns = (torch.linspace(0, n - 1, min(n, _POINTS)).long() for n in lengths)

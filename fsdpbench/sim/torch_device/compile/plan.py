@@ -1,8 +1,8 @@
-"""The plan of one compiled graph: Inductor's fused kernels, and bytes of each launch; the folder of plans.
+"""The plan of one compiled graph (Inductor's fused kernels and the bytes of each launch); the plans' folder.
 
-Inductor's cache holds pickles and Python files, so that write access to it is execution. Its default is a
-name in the common temporary folder, which another user may have taken first. Inductor replaces broken pickles
-itself, and trusts a Python file that is there.
+Inductor's cache holds pickles and Python files, so write access to it allows code execution. Its default has
+a fixed name in the shared temporary folder, which another user may have created. Inductor replaces broken
+pickles itself, but trusts existing Python files.
 """
 
 import dataclasses
@@ -35,21 +35,21 @@ from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import contiguous_strides, forget, new_tensor, new_view, record_of
 
 _REDUCTIONS = ("red", "per")
-"""Inductor's names of kernels that reduce: in a loop, or a whole row at a time (`triton_per_…`)."""
+"""Inductor's names of reduction kernels: in a loop, or a whole row at a time (`triton_per_…`)."""
 
 
 @contextmanager
 def apart_from_the_run() -> Iterator[None]:
-    """Let the compiler's own work on the device take none of the run's time and memory: patterns, constants.
+    """Keep the compiler's own work on the device (patterns, constants) out of the run's time and memory.
 
-    Only compilations without a plan on disk do such work: the run must not depend on which they are.
+    Only compilations without a plan on disk do such work, and the run must not depend on that.
     """
     run, clock = ACCELERATOR.allocator, Timeline()
     for _ in range(ACCELERATOR.stream + 1):
         clock.add_stream()
     memory = CachingAllocator(run.device.capacity_bytes, TimelineClock(clock), run.conf, costs=run.costs)
     memory.total_bytes = run.total_bytes
-    memory.device.reserve_addresses(1 << 43)  # no address is one of the run
+    memory.device.reserve_addresses(1 << 43)  # no address occurs in the run
     apart = {"timeline": clock, "allocator": memory, "operators_launched": 0}
     unseen = dict.fromkeys(("trace", "sanitizer", "account", "flops"))
     with (
@@ -63,9 +63,9 @@ def apart_from_the_run() -> Iterator[None]:
 class Launch:
     """One launch of a fused kernel.
 
-    `category`: Inductor's (`poi`, `red`, `per`, …). `nbytes`: read plus written. `writes`: positions of its
-    written arguments. `of_args`: where shapes vary, the bytes of its arguments for the planned shapes, which
-    other shapes scale; else 0.
+    `category`: Inductor's (`poi`, `red`, `per`, …). `nbytes`: bytes read plus written. `writes`: positions of
+    written arguments. `of_args`: if shapes vary, the bytes of its arguments at the planned shapes, by which
+    `nbytes` is scaled to other shapes; otherwise 0.
     """
 
     name: str
@@ -80,12 +80,12 @@ class Launch:
 
     @property
     def kind(self) -> str:
-        """Return the kind of kernel whose bandwidth in the hardware profile it reaches."""
+        """Return the kind of kernel in the hardware profile whose bandwidth it reaches."""
         return fused("reduction" if self.category in _REDUCTIONS else "pointwise")
 
 
 class Plan:
-    """The launches of one graph, in the order of its wrapper, which calls this while it runs."""
+    """The launches of one graph, in the order of its wrapper, which calls this object while it runs."""
 
     def __init__(self) -> None:
         self.launches: Sequence[Launch] = ()
@@ -94,28 +94,28 @@ class Plan:
         self.captured: CapturedGraph | None = None
         self.not_captured = ""
         self._costs: KernelCosts | None = None
-        ACCELERATOR.python.leave()  # the compiler's calls
+        ACCELERATOR.python.leave()  # discard the compiler's calls
         self._durations_ns: list[int] = []
 
     def complete(self, launches: Sequence[Launch], extern_bytes: int, fallbacks: Sequence[str]) -> None:
-        """Set the graph's launches; `extern_bytes`: bytes of its products, attention and other operators."""
+        """Set the graph's launches; `extern_bytes`: those of products, attention and other operators."""
         self.launches, self.extern_bytes = tuple(launches), extern_bytes
         self.fallbacks = tuple(fallbacks)
         REPORT.plans.append(self)
 
     def capture(self, static: Sequence[int], why_not: str) -> None:
-        """Make it a CUDA graph; `static`: inputs with fixed addresses, `why_not`: a reason against it."""
+        """Make it a CUDA graph. `static`: inputs with fixed addresses; `why_not`: a reason not to."""
         self.not_captured = why_not
         self.captured = None if why_not else CapturedGraph(static)
 
     def take_inputs(self, args: Sequence[Any]) -> None:
-        """Take the inputs of the next call, which may be a CUDA graph's."""
+        """Register the inputs of the next call, in case it is a CUDA graph's."""
         if self.captured is not None:
             self.captured.take_inputs(args)
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes read and written by all kernels, as Inductor counts."""
+        """Return the bytes that all kernels read and write, by Inductor's count."""
         return self.extern_bytes + sum(launch.nbytes for launch in self.launches)
 
     def kernel(self, name: str) -> "FusedKernel":
@@ -124,12 +124,12 @@ class Plan:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run one call of the graph. Backward's kernels are together one node of autograd."""
+        """Run one call of the graph. All kernels of a backward are one autograd node."""
         accelerator = ACCELERATOR
         costs = accelerator.cpu_costs
         start = accelerator.timeline.cpu
         accelerator.timeline.cpu += costs.module_call_ns + costs.autograd_node_ns
-        # Operators that a compiled graph calls make no nodes of autograd.
+        # Operators that a compiled graph calls create no autograd nodes.
         accelerator.cpu_costs = dataclasses.replace(costs, autograd_node_ns=0)
         REPORT.calls += 1
         try:
@@ -149,7 +149,7 @@ class Plan:
         return round(launch.nbytes * sum(sizes) / launch.of_args)
 
     def duration_ns(self, index: int, nbytes: int) -> int:
-        """Return the duration of a launch on the present hardware."""
+        """Return the duration of a launch on the current hardware."""
         costs, launch = ACCELERATOR.kernel_costs, self.launches[index]
         if launch.of_args:
             return costs.memory_bound_ns(nbytes, launch.kind)
@@ -160,13 +160,13 @@ class Plan:
 
 
 class FusedKernel:
-    """Kernel of Inductor's, launched as Triton's are."""
+    """A kernel of Inductor, launched like Triton's."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
     def run(self, index: int, *args: Any, stream: Any = None) -> None:
-        """Launch it. `index`: the launch's position in the plan; the rest are the kernel's own arguments."""
+        """Launch the kernel. `index`: the launch's position in the plan; `args`: the kernel's arguments."""
         accelerator = ACCELERATOR
         if accelerator.backward.is_active:
             accelerator.backward.arrive(args)
@@ -206,24 +206,24 @@ def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 def reinterpret(
     base: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0
 ) -> torch.Tensor:
-    """Return the memory of a buffer in another geometry; `offset` in elements, from the buffer's own."""
+    """Return a view of a buffer with another geometry; `offset` in elements, relative to the buffer's."""
     return new_view(base, size, stride, int(base.storage_offset()) + offset, base.dtype)
 
 
 def device(*args: Any, **kwargs: Any) -> torch.device:
-    """Return `torch.device`, with the compiled-for device where the graph says "cuda"."""
+    """Return `torch.device`, but the simulated device where the graph says "cuda"."""
     made = torch.device(*args, **kwargs)
     return made if made.type == "cpu" else torch.device(DEVICE_TYPE, made.index or 0)
 
 
 def raw_stream(index: int) -> int:
-    """Return the current stream; launches look it up themselves."""
+    """Return the current stream (launches look it up themselves)."""
     return ACCELERATOR.stream
 
 
 def check_sizes(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], name: str = "") -> None:
-    """Check the shape of an operator's result. `stride` is ignored for convolutions: theirs are the
-    library's, which the compiler of a build without CUDA does not know."""
+    """Check the shape of an operator's result. `stride` is ignored for convolutions: the library chooses it,
+    and a compiler in a build without CUDA does not know it."""
     if "convolution" not in name:
         assert_size_stride(tensor, size, stride, name)
     elif tuple(tensor.shape) != tuple(size):
@@ -231,13 +231,13 @@ def check_sizes(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]
 
 
 def aligned(*args: Any) -> Any:
-    """Return the tensor: every block of the allocator is aligned to 512 bytes."""
+    """Return the tensor: the allocator aligns every block to 512 bytes."""
     return args[0]
 
 
 @functools.cache
 def of_compiler() -> str:
-    """Return a digest of the sources that make plans, read once by this process or its fork server."""
+    """Return a digest of the sources that make plans, computed once per process or fork server."""
     found = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         found.update(path.read_bytes())
@@ -245,14 +245,14 @@ def of_compiler() -> str:
 
 
 def choose_folder(asked: str | None = ASKED_FOLDER) -> Path:
-    """Create and return the folder for this process and its children: `asked`, or the user's cache.
+    """Create and return the cache folder for this process and its children: `asked`, or in the user's cache.
 
-    Where others can write into the folder `compiled` of our caches, or it cannot be made, return a new one
-    that no other process shares, with a warning.
+    If others can write into that folder, or it cannot be created, warn and return a new folder that no other
+    process shares.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     if asked and Path(asked) == Path(inductor_default_cache_dir()):
-        asked = None  # not a user's: torch writes it into the environment when its compiler is imported
+        asked = None  # not the user's choice: torch sets the variable when its compiler is imported
     folder = Path(asked) if asked else home / "fsdpbench" / "compiled"
     problem = _problem(folder)
     if problem:
@@ -267,7 +267,7 @@ def choose_folder(asked: str | None = ASKED_FOLDER) -> Path:
 
 
 def _problem(folder: Path) -> str:
-    """Return why nothing may be read from there; "" for no reason."""
+    """Return the reason why the folder must not be used, or ""."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.stat()
@@ -281,7 +281,7 @@ def _problem(folder: Path) -> str:
 
 
 def check_code_on_disk() -> None:
-    """Rewrite each Python file of the cache that differs from its intended contents, before its import."""
+    """Rewrite each Python file in the cache that differs from its intended contents before it is imported."""
 
     def of_code(original: Callable[..., tuple[str, str]]) -> Any:
         def write(source_code: str, *args: Any, **options: Any) -> tuple[str, str]:
@@ -305,5 +305,5 @@ def _mend(path: str, source: str) -> None:
         write_whole(Path(path), source)
 
 
-# Names of the generated wrapper.
+# Names that the generated wrapper uses.
 __all__ = ["Launch", "Plan", "aligned", "check_sizes", "device", "empty_strided", "raw_stream", "reinterpret"]

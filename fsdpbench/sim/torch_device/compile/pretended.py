@@ -1,8 +1,8 @@
-"""A GPU and its Triton, as far as Inductor asks for them, from the hardware profile.
+"""A GPU with Triton, as Inductor queries them, simulated from the hardware profile.
 
-Inductor's lowering looks at the GPU's properties (how to split reductions), whether Triton is there (else it
-refuses), and how device guards are written. Fake tensors need no device, so that it lowers for "cuda" on any
-machine; everything is undone afterwards.
+Inductor's lowering queries the GPU's properties (to split reductions), whether Triton is available (otherwise
+it refuses), and how to write device guards. Fake tensors need no device, so it lowers for "cuda" on any
+machine. All replacements are undone afterwards.
 """
 
 import sys
@@ -29,8 +29,8 @@ from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 
 _FEW_THREADS = ((8, 6), (8, 9), (12, 0))
-"""Capabilities whose multiprocessors hold 1,536 threads; those of data centres hold 2,048 (CUDA programming
-guide, technical specifications by compute capability)."""
+"""Compute capabilities whose multiprocessors hold 1,536 threads; data-centre GPUs hold 2,048 (CUDA
+programming guide, technical specifications by compute capability)."""
 
 
 def properties() -> Any:
@@ -49,7 +49,7 @@ def properties() -> Any:
 
 
 class _DeviceCode(DeviceOpOverrides):
-    """The wrapper's source for entering a device and getting its stream."""
+    """Source code in the wrapper that enters a device and gets its stream."""
 
     def import_get_raw_stream_as(self, name: str) -> str:
         return f"from fsdpbench.sim.torch_device.compile.plan import raw_stream as {name}"
@@ -68,7 +68,7 @@ class _DeviceCode(DeviceOpOverrides):
 
 
 def _interface() -> type:
-    """Return the device "cuda" as the compiler sees devices."""
+    """Return the compiler's interface of the device "cuda"."""
     found = properties()
 
     class Pretended(device_interface.DeviceInterface):
@@ -94,12 +94,12 @@ def _interface() -> type:
 
 @contextmanager
 def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
-    """Lower for "cuda" inside, with these two instead of Inductor's own."""
+    """Lower for "cuda" inside the context, with these two classes instead of Inductor's."""
     list(
         device_interface.get_registered_device_interfaces()
-    )  # else registered inside, over what is put there
+    )  # otherwise they are registered inside the context and override its entries
     inductor_common.init_backend_registration()
-    inductor_common.get_device_op_overrides("cuda")  # has all of them registered
+    inductor_common.get_device_op_overrides("cuda")  # registers all overrides
     with ExitStack() as stack:
         found = properties()
         capability = (found.major, found.minor)
@@ -112,12 +112,12 @@ def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
                 get_device_properties=lambda device=None: found,
                 is_bf16_supported=lambda including_emulation=True: True,
                 device=nullcontext,
-                # Offset and seed of operators recomputed with the same random numbers: 16 bytes of the host.
+                # Offset and seed for operators recomputed with the same random numbers: 16 bytes on the host.
                 get_rng_state=lambda device="cuda": torch.empty(16, dtype=torch.uint8, device="cpu"),
                 set_rng_state=lambda new_state, device="cuda": None,
             )
         )
-        # Their bindings ask for the device's guard, which a build without CUDA does not have.
+        # The bindings of these methods need a device guard, which builds without CUDA lack.
         copied, made, plain = torch.ops.aten.copy_, torch.ops.aten.contiguous, torch.contiguous_format
         own: dict[str, Any] = {
             "__invert__": lambda tensor: torch.bitwise_not(tensor),
@@ -127,7 +127,7 @@ def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
         stack.enter_context(replaced(torch.Tensor, **own))
         stack.enter_context(replaced(torch.version, cuda=torch.version.cuda or "12.8"))
         stack.enter_context(patched("triton_hash", lambda original: lambda: "simulated"))
-        for module in list(sys.modules.values()):  # imported by name in many
+        for module in list(sys.modules.values()):  # many modules import it by name
             if getattr(module, "__name__", "").startswith("torch.") and "has_triton" in vars(module):
                 stack.enter_context(replaced(module, has_triton=lambda: True))
         codegen = inductor_common.DeviceCodegen(scheduling, wrapper, None, None)
@@ -147,8 +147,8 @@ _STATE_BYTES = 16
 def install_random_numbers() -> None:
     """Make the partitioner's two wrappers of recomputed operators accept tensors of the device.
 
-    Operators that backward recomputes, attention among them, must draw the same random numbers: one wrapper
-    saves the generator's state, the other restores it. Operators of the device draw nothing.
+    Operators that backward recomputes, e.g. attention, must draw the same random numbers: one wrapper saves
+    the generator's state, the other restores it. Operators of the simulated device draw no numbers.
     """
     select: Any = DispatchKey.BackendSelect
     for wrapper, call in ((run_and_save_rng_state, _saving), (run_with_rng_state, _restoring)):

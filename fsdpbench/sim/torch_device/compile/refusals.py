@@ -1,4 +1,4 @@
-"""Refusals: constructs that `torch.compile` cannot do on the simulated device, and the compile report."""
+"""Refusals of constructs that `torch.compile` cannot handle on the simulated device; the compile report."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ _EAGER = "leave it out of the compiled part (torch.compiler.disable), or simulat
 
 
 class CompileRefusedError(NotImplementedError):
-    """A compiled program uses something without a counterpart on the simulated device."""
+    """A compiled program uses a construct that the simulated device does not support."""
 
 
 def refused(what: str, way_out: str = _EAGER) -> CompileRefusedError:
-    """Return the error that names the construct and the remedy."""
+    """Return an error that names the construct and what to do instead."""
     return CompileRefusedError(f"torch.compile on simulated GPUs: {what} is not simulated; {way_out}")
 
 
@@ -29,7 +29,7 @@ _TRITON = "triton_kernel_wrapper"
 
 
 def refuse_graph(graph: torch.fx.Graph) -> None:
-    """Raise `CompileRefusedError` for nodes without a counterpart, with the line of the program."""
+    """Raise `CompileRefusedError`, with the program's line, for nodes that cannot be simulated."""
     for node in graph.nodes:
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
         if name == "invoke_subgraph":
@@ -48,7 +48,7 @@ def refuse_graph(graph: torch.fx.Graph) -> None:
 
 
 def _place(node: torch.fx.Node) -> str:
-    """Return the program's line of a node, as far as torch knows; one of torch's if there is no other."""
+    """Return the program's line for a node, or a line in torch if no other is known."""
     frames = [
         line.strip() for line in (node.stack_trace or "").splitlines() if line.lstrip().startswith("File")
     ]
@@ -68,19 +68,19 @@ def refusal_behind(error: BaseException | None) -> CompileRefusedError | None:
 
 
 REFUSED_OPTIONS = ("cpp_wrapper", "fx_wrapper", "freezing")
-"""Inductor's settings by name; a program may also set them for all that it compiles."""
+"""Inductor's settings by name; a program may also set them globally."""
 _TUNED = ("max_autotune", "max_autotune_gemm")
 
 
 def refuse_options(options: Mapping[str, object]) -> None:
-    """Raise `CompileRefusedError` for Inductor's settings (by name) without a counterpart."""
+    """Raise `CompileRefusedError` for Inductor settings that cannot be simulated."""
     for name in REFUSED_OPTIONS:
         if options.get(name):
             raise refused(f"Inductor's {name}", "leave that option out")
 
 
 def without_tuning(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of `torch.compile` without the timing of templates on the GPU, and count that."""
+    """Return the arguments of `torch.compile` without autotuning on the GPU, and count removals."""
     mode, of_inductor = str(options.get("mode") or ""), dict(options.get("options") or {})
     if mode.startswith("max-autotune"):
         REPORT.untuned += 1
@@ -92,9 +92,9 @@ def without_tuning(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def refuse_mode(options: dict[str, Any], *, sanitized: bool = False) -> None:
-    """Raise `CompileRefusedError` for arguments of `torch.compile` without counterpart, or a sanitizer."""
+    """Raise `CompileRefusedError` for unsupported arguments of `torch.compile`, or if `sanitized`."""
     if sanitized:
-        # Dynamo silently compiles nothing while a dispatch mode sees every operator.
+        # Dynamo silently compiles nothing while a dispatch mode is active.
         raise refused("under --sanitize, which follows eager programs, a compiled part", _EAGER)
     refuse_options(dict(options.get("options") or {}))
     if options.get("backend") == "cudagraphs":
@@ -103,21 +103,21 @@ def refuse_mode(options: dict[str, Any], *, sanitized: bool = False) -> None:
 
 @dataclass
 class CompileReport:
-    """Counts of this process's compilations; `plans`: the `Plan` of each lowered or cached graph."""
+    """Counts of this process's compilations. `plans`: the `Plan` of each graph, lowered or cached."""
 
     plans: list[Any] = field(default_factory=list)
     calls: int = 0
     untuned: int = 0
-    """Calls of `torch.compile` that asked for kernels timed on the GPU."""
+    """Calls of `torch.compile` that requested autotuning on the GPU."""
 
     refused: Counter[str] = field(default_factory=Counter)
-    """Failures after which the program continues (`suppress_errors`, for example)."""
+    """Refusals after which the program continued (for example with `suppress_errors`)."""
 
     past_limit: Counter[str] = field(default_factory=Counter)
-    """Calls by place that ran eager because Dynamo had compiled the function too often."""
+    """Calls by place that ran eager because Dynamo had reached its recompilation limit."""
 
     def to_dict(self) -> dict[str, object]:
-        """Return the report for the result. `kernels` and `bytes` are those of one call of each graph."""
+        """Return the report for the result. `kernels` and `kernel_bytes` count one call of each graph."""
         fallbacks = Counter(name for plan in self.plans for name in plan.fallbacks)
         return {
             "graphs": len(self.plans),
@@ -132,7 +132,7 @@ class CompileReport:
         }
 
     def _cuda_graphs(self) -> dict[str, dict[str, object]]:
-        """Return captures, replays, calls past the limit, reasons against others; empty if there are none."""
+        """Return captures, replays, calls past the limit and reasons not to capture; empty without any."""
         captured = [plan.captured for plan in self.plans if plan.captured is not None]
         skipped = Counter(plan.not_captured for plan in self.plans if plan.not_captured)
         if not captured and not skipped:
@@ -148,12 +148,12 @@ class CompileReport:
 
 
 def place_of(code: Any) -> str:
-    """Return `forward (train.py:7)` for a code object, or anything with the same attributes."""
+    """Return `forward (train.py:7)` for a code object, or an object with the same attributes."""
     return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def of_dynamo() -> dict[str, object]:
-    """Return Dynamo's counts on any device: graphs traced, breaks by reason, recompilations by place."""
+    """Return Dynamo's counts on all devices: graphs traced, breaks by reason, recompilations by place."""
     breaks = {str(reason).splitlines()[0]: n for reason, n in dynamo_utils.counters["graph_break"].items()}
     again: Counter[str] = Counter()
     for each in dynamo_utils.get_compilation_metrics():

@@ -1,1 +1,1 @@
-"""The process group `sim`: collectives that take time and move nothing."""
+"""The process group `sim`, whose collectives take time and move no data."""

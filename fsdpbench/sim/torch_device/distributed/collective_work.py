@@ -1,4 +1,4 @@
-"""The handle of a collective."""
+"""Handles of collectives: `Work` objects and their futures."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ class CollectiveWork(Work):
         self.before_wait: Callable[[], None] | None = None
 
     def wait(self, timeout: Any = None) -> bool:
-        """Make the current stream wait for the collective (a barrier blocks the CPU)."""
+        """Make the current stream wait for the collective (a barrier also blocks the CPU)."""
         before, self.before_wait = self.before_wait, None
         if before is not None:
             before()
@@ -47,11 +47,11 @@ class CollectiveWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """Wait as `wait`."""
+        """Do the same as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the device has done it."""
+        """Return whether the device has completed the collective."""
         return self.marker is None or self._accelerator.timeline.has_passed(self.marker)
 
     def result(self) -> list[torch.Tensor]:
@@ -59,16 +59,16 @@ class CollectiveWork(Work):
         return self.results
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """Return a completed future, as NCCL's is: waiting for it makes the current stream wait."""
+        """Return a completed future, like NCCL: waiting for it makes the current stream wait."""
         return CollectiveFuture(self._accelerator, self.marker, self.results)
 
 
 class CollectiveFuture(Future[Any]):
-    """Future of work on the device: completed from the start; `marker` says when its value is ready.
+    """Future of device work: completed from the start; `marker` determines when its value is ready.
 
-    As NCCL's futures: `wait` makes the current stream wait, callbacks run on their own stream behind the
-    work. DDP passes futures to C++, where nothing waits on streams: within backward all of them are joined at
-    its end, before DDP copies what was reduced.
+    As with NCCL, `wait` makes the current stream wait, and callbacks run on their own stream after the work.
+    DDP passes futures to C++ code that waits on no stream, so all futures taken in backward are joined at its
+    end, before DDP copies the reduced gradients.
     """
 
     def __init__(self, accelerator: Accelerator, marker: Marker | None, value: Any) -> None:
@@ -80,7 +80,7 @@ class CollectiveFuture(Future[Any]):
             JOIN_AFTER_BACKWARD.add(self)
 
     def wait(self) -> Any:
-        """Return the value; the current stream waits until it is ready."""
+        """Make the current stream wait until the value is ready, and return it."""
         self.join()
         return super().wait()
 
@@ -92,7 +92,7 @@ class CollectiveFuture(Future[Any]):
             timeline.make_wait(self._accelerator.stream, self._marker)
 
     def then(self, callback: Any) -> Any:
-        """Run `callback(self)` behind the work, on its own stream; return its outcome as a future."""
+        """Run `callback(self)` after the work, on its own stream; return its result as a future."""
         if self._marker is None:
             return super().then(callback)
         accelerator = self._accelerator
@@ -106,12 +106,12 @@ class CollectiveFuture(Future[Any]):
             accelerator.stream = before
 
     def add_done_callback(self, callback: Any) -> None:
-        """Run ``callback(self)`` behind the work."""
+        """Run `callback(self)` after the work."""
         self.then(callback)
 
 
 class _JoinAfterBackward:
-    """Futures taken within backward, which one callback at its end waits for."""
+    """Futures created in backward, for which one callback at its end waits."""
 
     def __init__(self) -> None:
         self._works: list[CollectiveFuture] = []
@@ -119,15 +119,15 @@ class _JoinAfterBackward:
         self._callbacks: tuple[Any, int] | None = None
 
     def callback_stream(self, timeline: Timeline) -> int:
-        """Return the stream of callbacks (CUDA takes one from its pool)."""
+        """Return the stream for callbacks (CUDA takes one from its pool)."""
         if self._callbacks is None or self._callbacks[0] is not timeline:
             self._callbacks = (timeline, timeline.add_stream())
         return self._callbacks[1]
 
     def add(self, work: CollectiveFuture) -> None:
-        """Wait for a future at the end of the present backward."""
+        """Wait for a future at the end of the current backward."""
         backward = current_graph_task_id()
-        if backward != self._backward:  # also after a backward that ended in an error, without its callback
+        if backward != self._backward:  # also if the last backward raised, so that its callback never ran
             self._backward = backward
             self._works = []
             queue_callback(self._join)

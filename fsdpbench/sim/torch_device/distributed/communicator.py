@@ -1,17 +1,17 @@
-"""A communicator: its collectives take time on a stream and move nothing.
+"""Communicators, whose collectives take time on a stream and move no data.
 
-The behaviour of NCCL's process group, with its stream semantics since torch 2.8:
+They behave like NCCL's process group, with its stream semantics since torch 2.8:
 
-- `async_op=False`: the kernel goes onto the current stream. The CPU does not wait.
-- `async_op=True`: it goes onto the group's own stream, behind the current stream's work. `Work.wait()` makes
-the stream that is current then wait for it; until then its tensors are held, so that their memory is not
-reused. Tensors of a work that is dropped without `wait()` are held until the device has done it.
-- Kernels of one communicator run one after another, whatever streams they are on.
+- `async_op=False`: the kernel runs on the current stream. The CPU does not wait.
+- `async_op=True`: it runs on the group's own stream, after the current stream's work. `Work.wait()` makes the
+stream that is current then wait for it. Until then its tensors are held, so their memory is not reused. If a
+work is dropped without `wait()`, its tensors are held until the device has completed it.
+- Kernels of one communicator run one after another, on whatever streams.
 
-Before 2.8 all ran on the group's own stream, and kept their tensors by `record_stream`:
+Before 2.8 all kernels ran on the group's own stream, and `record_stream` protected their tensors:
 `Accelerator.collectives_on_own_streams` (`collectives.own_streams` of a software profile).
 
-The other ranks arrive at the same time, except those of other pipeline stages, which run (`stages`).
+Other ranks arrive at the same time, except those of other pipeline stages, which run themselves (`stages`).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ else:
     _ProcessGroup = dist.ProcessGroup
 
 _MAIN_THREAD = threading.main_thread().ident
-# The plain query, also under observers: this is not a query by the program.
+# The plain query, even with observers: the program does not make this query.
 _has_passed = Timeline.has_passed
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class Membership(_ProcessGroup):
-    """One communicator. `ranks` are the global ranks of its members."""
+    """One communicator. `ranks`: the global ranks of its members."""
 
     supports_splitting = False
     supports_coalescing = True
@@ -105,7 +105,7 @@ class Membership(_ProcessGroup):
         return 0
 
     def shutdown(self) -> None:
-        """Do nothing: nothing runs."""
+        """Do nothing, because nothing runs."""
 
     abort = shutdown
 
@@ -116,7 +116,7 @@ def total_bytes(*tensors: torch.Tensor) -> int:
 
 
 def as_range(ranks: Sequence[int]) -> Sequence[int]:
-    """Return evenly spaced ranks as a range, so that later uses need not iterate over them."""
+    """Return evenly spaced ranks as a range, so later uses need not iterate over them."""
     if len(ranks) < 2:
         return range(ranks[0], ranks[0] + 1) if ranks else range(0)
     step = ranks[1] - ranks[0]
@@ -126,14 +126,14 @@ def as_range(ranks: Sequence[int]) -> Sequence[int]:
 
 @dataclass
 class Lane:
-    """NCCL's communicator of a group, or of two of its ranks: its stream, and the end of its last kernel."""
+    """An NCCL communicator of a group, or of two of its ranks: its stream, and the end of its last kernel."""
 
     stream: int | None = None
     last: Marker | None = None
 
 
 class Collective(NamedTuple):
-    """One collective, or `members` of them as one group; `nbytes` as `Network.collective_ns` counts them."""
+    """A collective, or `members` of them in one group; `nbytes` as in `Network.collective_ns`."""
 
     kind: str
     nbytes: int
@@ -143,25 +143,25 @@ class Collective(NamedTuple):
     members: int = 1
     parts: Sequence[Collective] = ()
     arrivals: Sequence[Arrival] = ()
-    """Where ranks of other stages meet it."""
+    """Arrivals, if ranks of other stages take part."""
     ranks: Sequence[int] = ()
-    """Those of a message, not all of the group."""
+    """Ranks of a message; empty means all of the group."""
     lane: Lane | None = None
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Return those of a message, in either direction."""
+        """Return the tensors of a message, in either direction."""
         return [*self.inputs, *self.outputs]
 
 
 class Communicator(Membership):
-    """One communicator of the simulated device, which runs collectives one by one, or several as one."""
+    """A communicator of the simulated device, which runs collectives singly or coalesced."""
 
     _coalesced: list[Collective] | None = None
     asked_backend = ""
-    """The backend that a script takes it for, if not NCCL."""
+    """The backend that a script requested, if not NCCL."""
     takes_host = True
-    """Whether tensors of the host may take part: not if only NCCL was requested."""
+    """Whether host tensors may take part; False if the script requested only NCCL."""
 
     def __init__(
         self, accelerator: Accelerator, rank: int, size: int, ranks: Sequence[int], name: str
@@ -171,20 +171,20 @@ class Communicator(Membership):
         self._lane = Lane()
         self._lanes_of_pairs: defaultdict[int, Lane] = defaultdict(Lane)
         self.stages = StageCalls(accelerator, self._ranks, self._key)
-        # Tensors of works that may be dropped before they are waited for.
+        # Tensors of works that the program may drop without waiting.
         self._shelves: deque[tuple[Marker, list[torch.Tensor]]] = deque()
         self._accelerator.process_groups.append(self)
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Return the devices of a group's tensors; torch's own answer covers only backends in C++."""
+        """Return the devices of a group's tensors; torch's own answer covers only C++ backends."""
         host, device = torch.device("cpu"), torch.device(DEVICE_TYPE)
         if self.asked_backend == "gloo":
             return [host]
         return [host, device] if "cpu:" in self.asked_backend else [device]
 
     def refuse(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise NCCL's errors for tensors that it does not accept. Gloo copies the host's."""
+        """Raise NCCL's errors for tensors that it does not accept. Gloo handles host tensors."""
         on_host = any(tensor.is_cpu for tensor in tensors)
         if on_host and not self.takes_host:
             raise RuntimeError("No backend type associated with device type cpu")
@@ -215,7 +215,7 @@ class Communicator(Membership):
         return self.call(Collective(kind, nbytes, inputs, outputs, members=members, parts=calls))
 
     def call(self, what: Collective) -> Work:
-        """Run one collective, or collect it while some are coalesced."""
+        """Run a collective, or only collect it while the program coalesces."""
         self.refuse(what.inputs if what.inputs is what.outputs else (*what.inputs, *what.outputs))
         if self._coalesced is not None:
             self._coalesced.append(what)
@@ -223,8 +223,8 @@ class Communicator(Membership):
         return self.run(what)
 
     def exchange(self, calls: Sequence[Collective], peer: int | None = None, tag: int = 0) -> Work:
-        """Run messages with ranks of other stages: a batch of them, or one with `peer` alone (and its `tag`,
-        which those of the host have)."""
+        """Run messages with ranks of other stages: a batch, or a single one with `peer` (host tensors also
+        have a `tag`)."""
         stages, network = self.stages, self._accelerator.network
         inputs = [tensor for call in calls for tensor in call.inputs]
         outputs = [tensor for call in calls for tensor in call.outputs]
@@ -245,7 +245,7 @@ class Communicator(Membership):
         return made
 
     def run(self, what: Collective) -> CollectiveWork:
-        """Queue one collective on a stream; a barrier blocks the CPU too."""
+        """Queue a collective on a stream; a barrier also blocks the CPU."""
         kind, _, inputs, outputs, opts, members = what[:6]
         lane = what.lane or self._lane
         accelerator = self._accelerator
@@ -253,11 +253,11 @@ class Communicator(Membership):
         if accelerator.backward.is_active:
             accelerator.backward.arrive()
         if threading.get_ident() != _MAIN_THREAD and not any(map(is_on_device, outputs)):
-            return CollectiveWork(accelerator, None, outputs)  # a checkpoint's thread, beside the training
+            return CollectiveWork(accelerator, None, outputs)  # a checkpoint thread, concurrent with training
         accelerator.python.before(kind)
         start = timeline.cpu
         timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * MEMBER_CPU_NS
-        if any(not is_on_device(tensor) for tensor in outputs):  # as through gloo: no device time
+        if any(not is_on_device(tensor) for tensor in outputs):  # gloo: takes no device time
             if not self.stages.on_host(what):
                 self._follow(what, fill_on_host)
             return CollectiveWork(accelerator, None, outputs)
@@ -287,12 +287,12 @@ class Communicator(Membership):
         return work
 
     def _follow(self, what: Collective, follow: Callable[[Any, int, int], None]) -> None:
-        """Let `follow` compute the known values of each part of a collective."""
+        """Compute the known values of each part of a collective with `follow`."""
         for part in what.parts or (what,):
             follow(part, self._group_size, self._rank_in_group)
 
     def _shelve(self, work: CollectiveWork) -> None:
-        """Hold a work's tensors until it is waited for, or found done when another one is queued."""
+        """Hold a work's tensors until it is waited for, or is complete when another work is queued."""
         shelves, timeline = self._shelves, self._accelerator.timeline
         while shelves and (not shelves[0][1] or _has_passed(timeline, shelves[0][0])):
             marker, tensors = shelves.popleft()
@@ -303,7 +303,7 @@ class Communicator(Membership):
             shelves.append((work.marker, work.held))
 
     def _stream_behind_current(self, lane: Lane) -> int:
-        """Return the lane's own stream, made to wait for the current stream's work."""
+        """Return the lane's own stream, after making it wait for the current stream's work."""
         accelerator, timeline = self._accelerator, self._accelerator.timeline
         if lane.stream is None:
             lane.stream = timeline.add_stream()
@@ -313,7 +313,7 @@ class Communicator(Membership):
         return lane.stream
 
     def _key(self) -> tuple[object, ...]:
-        """Return what identifies the group on all of its ranks: they make groups in the same order."""
+        """Return a key that all ranks of the group share, because they create groups in the same order."""
         alike = [each for each in self._accelerator.process_groups if each.ranks == self._ranks]
         return repr(self._ranks), alike.index(self)
 
@@ -356,7 +356,7 @@ class Communicator(Membership):
         listed: list[torch.Tensor],
         opts: Any,
     ) -> Work:
-        """Run a list form: equal sizes of `listed` through a flat buffer with a copy, others rank by rank."""
+        """Run a list form: via a flat buffer if sizes in `listed` are equal, otherwise rank by rank."""
         nbytes = total_bytes(*listed)
         if len({tensor.numel() for tensor in listed}) > 1 or not all(map(is_on_device, listed)):
             return self.call(Collective(kind, nbytes, inputs, outputs, opts))
@@ -372,13 +372,13 @@ class Communicator(Membership):
             stream = self._lane.stream if own and self._lane.stream is not None else accelerator.stream
             _launch_copy(accelerator, stream, nbytes)
             work.marker = self._lane.last = accelerator.timeline.record(stream)
-            work.results = [flat]  # what NCCL's future has, too
+            work.results = [flat]  # as in NCCL's future
         work.held.append(flat)
         return work
 
 
 class _Queued(Work):
-    """Part of a coalesced collective, which runs with the whole."""
+    """Part of a coalesced collective, which runs with the other parts."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True
@@ -390,7 +390,7 @@ def _is_asynchronous(opts: Any) -> bool:
 
 
 def _is_uneven(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
-    """Return whether one tensor is gathered into, or reduced from, a list of different sizes."""
+    """Return whether a list of different sizes is gathered into, or reduced from."""
     listed = max(inputs, outputs, key=len)
     one_sided = min(len(inputs), len(outputs)) == 1 < len(listed)
     return one_sided and len({tensor.numel() for tensor in listed}) > 1
@@ -414,7 +414,7 @@ _CPU_OPS = {
 
 
 def _inputs_of(kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any) -> str:
-    """Return a collective's inputs for the trace; groups and reductions have no text there."""
+    """Return a collective's inputs for the trace, which has no text for groups and reductions."""
     source, target = (each[0] if len(each) == 1 else each for each in (inputs, outputs))
     by_kind: dict[str, tuple[Any, ...]] = {
         "all_gather": (target, source, None),
@@ -427,10 +427,10 @@ def _inputs_of(kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor
     return inputs_text((*arguments, _is_asynchronous(opts), -1))
 
 
-# Cost of each further member of a coalesced collective, beyond one collective of as many bytes. NCCL runs the
-# members of `ncclGroupStart/End` on one communicator as work of one kernel, with their own checks, plan and
-# record on the host. Estimated, unmeasured: half of a kernel launch on the host, a small copy kernel on the
-# device; dependent figures are compared with both doubled (`ci/measured/zero_copy.txt`).
+# Cost of each further member of a coalesced collective, compared with one collective of as many bytes. NCCL
+# runs the members of `ncclGroupStart/End` on one communicator as work of one kernel, with separate checks,
+# plan and record on the host. Estimated, not measured: half a kernel launch on the host, a small copy kernel
+# on the device. `ci/measured/zero_copy.txt` compares results that depend on this with both doubled.
 MEMBER_CPU_NS = 2_000
 """Host time of a further member, ns."""
 
@@ -439,7 +439,7 @@ MEMBER_NS = 2_000
 
 
 def refuse_strided(tensors: Iterable[torch.Tensor]) -> None:
-    """Raise unless tensors are dense and contiguous, or channels-last."""
+    """Raise an error unless all tensors are dense and contiguous, or channels-last."""
     for tensor in tensors:
         if tensor.is_sparse:
             raise ValueError("Tensors must be CUDA and dense")
@@ -451,7 +451,7 @@ def refuse_strided(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def refuse_gather(output: torch.Tensor, input: torch.Tensor, ranks: int) -> None:
-    """Raise unless an all-gather's output fits its input."""
+    """Raise an error unless an all-gather's output fits its input."""
     if output.dtype is not input.dtype:
         raise TypeError("output tensor must have the same type as input tensor")
     if output.numel() != input.numel() * ranks:
@@ -459,7 +459,7 @@ def refuse_gather(output: torch.Tensor, input: torch.Tensor, ranks: int) -> None
 
 
 def refuse_reduce_scatter(output: torch.Tensor, input: torch.Tensor, ranks: int) -> None:
-    """Raise unless a reduce-scatter's input fits its output."""
+    """Raise an error unless a reduce-scatter's input fits its output."""
     if output.dtype is not input.dtype:
         raise TypeError("input tensor must be the same type as the output tensor.")
     if input.numel() != output.numel() * ranks:
@@ -467,7 +467,7 @@ def refuse_reduce_scatter(output: torch.Tensor, input: torch.Tensor, ranks: int)
 
 
 def refuse_splits(sizes: Sequence[int] | None, tensor: torch.Tensor, ranks: int) -> None:
-    """Raise unless an all-to-all has a part for each rank and these are the tensor; NCCL takes no sizes."""
+    """Raise an error unless the split sizes have one part per rank and sum to the rows of the tensor."""
     if not sizes:
         return
     if len(sizes) != ranks:
@@ -477,20 +477,20 @@ def refuse_splits(sizes: Sequence[int] | None, tensor: torch.Tensor, ranks: int)
 
 
 def refuse_list(tensors: Sequence[torch.Tensor], ranks: int) -> None:
-    """Raise unless there is one tensor a rank."""
+    """Raise an error unless there is one tensor per rank."""
     if len(tensors) != ranks:
         raise ValueError(error_text("scatter.ranks", len(tensors), ranks))
 
 
 def refuse_sizes(tensors: Sequence[torch.Tensor], own: torch.Tensor, name: str) -> None:
-    """Raise unless each tensor of `gather`'s or `scatter`'s list has the size of the own one."""
+    """Raise an error unless all tensors in a list of `gather` or `scatter` have the size of `own`."""
     for index, tensor in enumerate(tensors):
         if tensor.shape != own.shape:
             raise ValueError(error_text("nccl.size", name, index, tuple(own.shape), tuple(tensor.shape)))
 
 
 def refuse_count(tensors: Sequence[torch.Tensor], ranks: int, name: str, side: str) -> None:
-    """Raise unless `gather`'s or `scatter`'s root has as many `tensors` as `ranks`."""
+    """Raise an error unless the root of `gather` or `scatter` has as many `tensors` as `ranks`."""
     if len(tensors) != ranks:
         raise ValueError(error_text("nccl.list", name, side, len(tensors), side.capitalize(), ranks))
 
@@ -498,15 +498,15 @@ def refuse_count(tensors: Sequence[torch.Tensor], ranks: int, name: str, side: s
 def are_like_neighbours(
     sent: Sequence[tuple[int, int]], received: Sequence[tuple[int, int]], rank: int, ranks: int
 ) -> bool:
-    """Return whether all ranks can call as this one: the rank k behind sends it what it sends to the one k
-    ahead, or those that it sends to send as much back. Of each message: the other rank, bytes."""
+    """Return whether all ranks can make these calls: what this rank sends k ranks ahead, it receives from k
+    ranks behind, or it exchanges equal bytes with each peer. Messages are pairs (other rank, bytes)."""
     ahead = sorted(((other - rank) % ranks, nbytes) for other, nbytes in sent)
     behind = sorted(((rank - other) % ranks, nbytes) for other, nbytes in received)
     return ahead == behind or sorted(sent) == sorted(received)
 
 
 def refuse_root(opts: Any, ranks: int, name: str) -> None:
-    """Raise unless the root is a member of the group."""
+    """Raise an error unless the root is a member of the group."""
     root = getattr(opts, "rootRank", 0)
     if not 0 <= root < ranks:
         raise dist.DistBackendError(

@@ -1,8 +1,8 @@
-"""The backend "sim" of torch.distributed: torch's forms of each collective, reduced to two operations.
+"""The backend "sim" of torch.distributed, which reduces torch's forms of each collective to two operations.
 
-torch has a dozen forms of each collective (single tensors, lists, coalesced, older names). Without the other
-ranks all are alike: so many bytes of this kind, from these tensors into those. A `Communicator` runs one
-(`call`), or one over a list of tensors (`run_list`).
+torch has a dozen forms of each collective (single tensors, lists, coalesced, older names). Without other
+ranks, they differ only in kind, number of bytes, and input and output tensors. A `Communicator` runs one
+collective (`call`), or one over a list of tensors (`run_list`).
 """
 
 import functools
@@ -22,7 +22,7 @@ BACKEND = "sim"
 
 
 class SimProcessGroup(Communicator):
-    """torch's process group over the simulated ranks."""
+    """torch's process group over simulated ranks."""
 
     backend_name = BACKEND
 
@@ -50,14 +50,14 @@ class SimProcessGroup(Communicator):
         return self.call(Collective("broadcast", total_bytes(*tensors), tensors, tensors, opts))
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
-        """Reduce to one rank: half of an all-reduce."""
+        """Reduce to one rank, which costs half an all-reduce."""
         communicator.refuse_root(opts, self._group_size, "reduce")
         return self.call(Collective("reduce_scatter", total_bytes(*tensors), tensors, tensors, opts))
 
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
-        """Gather into a list: through one flat buffer and a copy out of it where sizes are equal."""
+        """Gather into a list; if sizes are equal, through one flat buffer and a copy out of it."""
         for tensors in outputs:
             communicator.refuse_list(tensors, self._group_size)
         flat = [tensor for tensor_list in outputs for tensor in tensor_list]
@@ -66,7 +66,7 @@ class SimProcessGroup(Communicator):
     def reduce_scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> Work:
-        """Reduce a list and keep one of it: after a copy into one flat buffer where sizes are equal."""
+        """Reduce a list and keep one entry; if sizes are equal, after a copy into one flat buffer."""
         for tensors in inputs:
             communicator.refuse_list(tensors, self._group_size)
         flat = [tensor for tensor_list in inputs for tensor in tensor_list]
@@ -80,7 +80,7 @@ class SimProcessGroup(Communicator):
         input_split_sizes: list[int],
         opts: Any = None,
     ) -> Work:
-        """Send a part of `input` to every rank; splits in rows, equal if empty."""
+        """Send a part of `input` to every rank; splits count rows, empty means equal."""
         communicator.refuse_splits(input_split_sizes, input, self._group_size)
         communicator.refuse_splits(output_split_sizes, output, self._group_size)
         most = max(total_bytes(input), total_bytes(output))
@@ -96,7 +96,7 @@ class SimProcessGroup(Communicator):
         return self.call(Collective("all_to_all", most, inputs, outputs, opts))
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
-        """Gather to one rank: it receives as much as in an all-gather."""
+        """Gather to one rank, which receives as much as in an all-gather."""
         communicator.refuse_root(opts, self._group_size, "gather")
         for tensors in outputs:
             communicator.refuse_count(tensors, self._group_size, "gather", "output")
@@ -108,7 +108,7 @@ class SimProcessGroup(Communicator):
     def scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> Work:
-        """Scatter from one rank: it sends as much as in a broadcast."""
+        """Scatter from one rank, which sends as much as in a broadcast."""
         communicator.refuse_root(opts, self._group_size, "scatter")
         for tensors in inputs:
             communicator.refuse_count(tensors, self._group_size, "scatter", "input")
@@ -118,7 +118,7 @@ class SimProcessGroup(Communicator):
         return self.call(Collective("broadcast", nbytes, flat, outputs, opts))
 
     def barrier(self, opts: Any = None) -> Work:
-        """Wait for all ranks; the CPU waits too."""
+        """Wait for all ranks; this also blocks the CPU."""
         return self.call(Collective("barrier", 0, [], [], opts))
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
@@ -149,7 +149,7 @@ class SimProcessGroup(Communicator):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0, kind: str = "send") -> Work:
-        """Send to a rank, or receive. Raises `NotImplementedError` outside of a batch without other ranks."""
+        """Send to a rank, or receive. Raises `NotImplementedError` outside a batch if others cannot run."""
         given, taken = (tensors, []) if kind == "send" else ([], tensors)
         what = Collective(kind, total_bytes(*tensors), given, taken, rank)
         if self._coalesced is not None:
@@ -161,12 +161,12 @@ class SimProcessGroup(Communicator):
     recv = functools.partialmethod(send, kind="recv")
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
-        """Raise `NotImplementedError`: it depends on the run, which rank is first."""
+        """Raise `NotImplementedError`, because which rank is first depends on the run."""
         raise NotImplementedError(error_text("refusals.any_source"))
 
 
 def register_backend() -> None:
-    """Make ``dist.init_process_group("sim")`` known."""
+    """Register the backend for `dist.init_process_group("sim")`."""
     if BACKEND.upper() not in Backend_plugins:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=[DEVICE_TYPE, "cpu"])
 

@@ -1,12 +1,12 @@
-"""Messages and collectives that ranks of other pipeline stages take part in, each rank in its own process.
+"""Messages and collectives with ranks of other pipeline stages, each rank in its own process.
 
-`sim/model/coupling.py` brings the ranks' clocks together; here is what meets: the n-th message from a rank to
-another in a group, the n-th collective of a group. Messages of one batch go through the group's communicator,
-others through one of the two ranks alone, as NCCL's do. A message takes time from when both ranks are there:
-NCCL's buffers, which let a small one go before, are left out.
+`sim/model/coupling.py` synchronizes the ranks' clocks. This module defines which calls meet: the n-th message
+between two ranks of a group, the n-th collective of a group. As in NCCL, messages of a batch use the group's
+communicator, others one of the two ranks alone. A message takes time from when both ranks have arrived;
+NCCL's buffers, which would let a small message leave earlier, are not modelled.
 
-Values: objects and tensors of the host travel. A tensor of the device has none, but numbers that its sender
-knows are known to the receiver when it waits for them, if they are few.
+Values: objects and host tensors are transferred. A device tensor has no data, but if the sender knows its
+numbers and they are few, the receiver knows them after waiting.
 """
 
 import pickle
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 _FEW = 64
-"""Elements of a tensor of the device whose numbers travel."""
+"""Maximum elements of a device tensor whose known numbers are transferred."""
 _MOST = 1 << 16
-"""Elements of a tensor of the host that travels."""
+"""Maximum elements of a host tensor that is transferred."""
 _MOST_IN_GROUP = 8
-"""Members of a group that all run, if one of them is needed: stages, as a rule."""
+"""Groups up to this size run as a whole if one member is needed (usually they are stages)."""
 
 Values = list[torch.Tensor | None]
 
 
 class StageCalls:
-    """The calls of one communicator that other ranks which run make too. `ranks` are its members."""
+    """Calls of one communicator that other running ranks also make. `ranks`: its members."""
 
     def __init__(self, accelerator: "Accelerator", ranks: Sequence[int], name: Callable[[], Any]) -> None:
         self._accelerator = accelerator
@@ -50,7 +50,7 @@ class StageCalls:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Return the members that run, if others than this one do."""
+        """Return the members that run, or nothing if only this one does."""
         link = self._accelerator.link
         found = () if link is None or len(link.ranks) < 2 else link.members(self._ranks)
         return found if len(found) > 1 else ()
@@ -62,8 +62,8 @@ class StageCalls:
         return link
 
     def need(self, peers: Sequence[int]) -> None:
-        """End this run, and have all `peers` started, unless they run. Raises `NotImplementedError` where
-        they cannot."""
+        """Restart the run with all `peers`, unless they already run. Raises `NotImplementedError` if they
+        cannot run."""
         link = self._accelerator.link
         if link is None:
             raise NotImplementedError(error_text("refusals.send"))
@@ -72,18 +72,18 @@ class StageCalls:
             step = abs(missing[0] - link.rank)
             if len(self._ranks) <= _MOST_IN_GROUP:
                 missing = list(self._ranks)
-            elif len(link.ranks) > 1:  # a chain: all of it, not one more
+            elif len(link.ranks) > 1:  # a chain: request all of it together
                 missing = [rank for rank in self._ranks if (rank - link.rank) % step == 0]
             link.need(missing)
 
     def arrival(self, kind: str, *lane: Any, members: Sequence[int], said: Any, words: str) -> Arrival:
-        """Return the next arrival of this group's calls of a `kind`, in a `lane`."""
+        """Return the next arrival for this group's calls of this `kind` in this `lane`."""
         key = (*self._name(), kind, *lane)
         self._counts[key] += 1
         return Arrival((*key, self._counts[key]), tuple(sorted(members)), (kind, said), words)
 
     def message(self, kind: str, tensors: Sequence[torch.Tensor], peer: int, lane: str) -> Arrival:
-        """Return the arrival at a message to or from the group's rank `peer`."""
+        """Return the arrival for a message to or from the group's rank `peer`."""
         here, there = self._link.rank, self._ranks[peer]
         way = (here, there) if kind == "send" else (there, here)
         size, dtype = tuple(tensors[0].shape), scalar_type(tensors[0])
@@ -92,7 +92,7 @@ class StageCalls:
         return self.arrival("message", lane, *way, members=way, said=said, words=words)
 
     def collective(self, kind: str, tensors: Sequence[torch.Tensor]) -> Arrival | None:
-        """Return the arrival at a collective; None where no other rank of the group runs."""
+        """Return the arrival for a collective, or None if no other rank of the group runs."""
         members = self.members
         if not members:
             return None
@@ -104,13 +104,13 @@ class StageCalls:
     def show(
         self, arrival: Arrival, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor] = ()
     ) -> None:
-        """Leave what is known of `sent` to the others of a meeting, and forget what `received` was."""
+        """Publish the known values of `sent` to the meeting, and forget those of `received`."""
         if sent and all(tensor.numel() <= _FEW for tensor in sent):
             self._link.show(arrival.key, _packed(sent))
         _learn(received, None)
 
     def look(self, arrival: Arrival, ranks: Sequence[int]) -> dict[int, Values] | None:
-        """Return what `ranks` have left at a meeting; None if they can only after this one continued."""
+        """Return what `ranks` have published for a meeting; None if they wait for this rank to continue."""
         timeline = self._accelerator.timeline
         assert timeline.coupling is not None
         timeline.coupling.catch_up()
@@ -118,7 +118,7 @@ class StageCalls:
         return None if found is None else {rank: pickle.loads(each) for rank, each in found.items()}
 
     def receive(self, messages: Sequence[tuple[Arrival, Sequence[torch.Tensor]]]) -> None:
-        """Learn what the senders of messages know of them."""
+        """Set the values of received tensors to those that their senders know."""
         for arrival, tensors in messages:
             sender = next(rank for rank in arrival.members if rank != self._link.rank)
             few = all(tensor.numel() <= _FEW for tensor in tensors)
@@ -126,13 +126,13 @@ class StageCalls:
             _learn(tensors, None if found is None else found[sender])
 
     def share(self, arrival: Arrival, what: Any) -> None:
-        """Learn what the members together know of a collective's outputs."""
+        """Set the values of a collective's outputs to those that all members together know."""
         few = all(tensor.numel() <= _FEW for tensor in what.inputs)
         found = self.look(arrival, arrival.members) if few else None
         _learn(what.outputs, None if found is None else self._combined(what, found))
 
     def on_host(self, what: Any) -> bool:
-        """Run a collective of the host's tensors; return whether its outputs have their real values."""
+        """Run a collective of host tensors; return whether its outputs got real values."""
         arrival = self.collective(what.kind, what.inputs)
         if arrival is None:
             return False
@@ -146,7 +146,7 @@ class StageCalls:
         return bool(found)
 
     def objects(self, value: Any) -> list[Any] | None:
-        """Return the objects of all members, each from the one that runs in its place; None for one alone."""
+        """Return all members' objects, each from the rank that represents the member; None without others."""
         arrival = self.collective("exchange of objects", ())
         if arrival is None:
             return None
@@ -154,18 +154,18 @@ class StageCalls:
         return [found[self._link.represents(rank)] for rank in self._ranks]
 
     def send(self, kind: str, peer: int, lane: str, value: Any) -> None:
-        """Leave a message of the host to the group's rank `peer`, and continue."""
+        """Send a host message to the group's rank `peer` without waiting."""
         arrival = self._of_host(kind, peer, lane)
         timeline = self._accelerator.timeline
         self._link.leave(arrival._replace(payload=pickle.dumps(value)), timeline.cpu)
 
     def take(self, kind: str, peer: int, lane: str) -> Callable[[], Any]:
-        """Return a function that waits for the next message of the host from the group's rank `peer`."""
+        """Return a function that waits for the next host message from the group's rank `peer`."""
         arrival = self._of_host(kind, peer, lane)
         return lambda: self._meet(arrival, None)[self._ranks[peer]]
 
     def on_host_between(self, messages: Sequence[tuple[str, int, torch.Tensor]], tag: int) -> Work:
-        """Send or receive tensors of the host; of each message: the kind, the other rank, the tensor."""
+        """Send or receive host tensors. `messages`: kind, other rank and tensor of each."""
         received = []
         for kind, peer, tensor in messages:
             if kind == "send":
@@ -224,7 +224,7 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def _packed(tensors: Sequence[torch.Tensor]) -> bytes:
-    """Return what is known of tensors, as bytes (torch would send them through shared memory)."""
+    """Return the known values of tensors as bytes (torch's own pickling would use shared memory)."""
     return pickle.dumps([_known(tensor) for tensor in tensors])
 
 
@@ -239,7 +239,7 @@ def _known(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _learn(tensors: Sequence[torch.Tensor], values: Values | None) -> None:
-    """Set the known numbers of tensors of the device; None for unknown ones."""
+    """Set the known numbers of device tensors; None means unknown."""
     for place, tensor in enumerate(tensors):
         value = values[place] if values is not None and place < len(values) else None
         if value is None:

@@ -1,11 +1,11 @@
-"""Symmetric memory (`torch.distributed._symmetric_memory`) on the simulated device, as far as FSDP2 uses it.
+"""Symmetric memory (`torch.distributed._symmetric_memory`) on the simulated device, limited to FSDP2's use.
 
-Ranks of a group meet for a tensor (`rendezvous`); NCCL then gathers into it by copy engines if it may use no
-multiprocessors (NCCL_CTA_POLICY=2) and all ranks are in one NVLink domain, here a node. Such a gather takes
-as long as the ordinary one, and neither slows computation nor is slowed by it (`nvlink.copy_engine_gathers`
-of a profile, estimated). NCCL's kernels for symmetric memory, used otherwise, take as long as ordinary ones.
+The ranks of a group register a tensor (`rendezvous`). NCCL then gathers into it by copy engines if it may use
+no multiprocessors (NCCL_CTA_POLICY=2) and all ranks are in one NVLink domain, here a node. Such a gather
+takes as long as an ordinary one, and it and computation do not slow each other (`nvlink.copy_engine_gathers`
+of a profile, estimated). In other uses, NCCL's kernels for symmetric memory take as long as ordinary ones.
 
-The memory is the caching allocator's: its own pool and the rendezvous cost nothing here.
+The memory comes from the caching allocator: neither its own pool nor the rendezvous costs anything here.
 """
 
 import functools
@@ -31,7 +31,7 @@ POOL = object()
 
 
 class _Meeting:
-    """Result of a rendezvous; its use beside collectives is unknown."""
+    """Result of a rendezvous; only its use in collectives is simulated."""
 
     def __getattr__(self, name: str) -> Any:
         raise NotImplementedError(
@@ -40,7 +40,7 @@ class _Meeting:
 
 
 def use_pool(pool: Any) -> AbstractContextManager[None]:
-    """Enter `use_mem_pool` of the pool of symmetric memory; raises `NotImplementedError` for another one."""
+    """Enter `use_mem_pool` for the pool of symmetric memory; others raise `NotImplementedError`."""
     if pool is not POOL:
         raise NotImplementedError(error_text("symmetric.mem_pool"))
     return nullcontext()
@@ -49,7 +49,7 @@ def use_pool(pool: Any) -> AbstractContextManager[None]:
 def gathers_by_copy_engines(
     kind: str, outputs: Sequence[torch.Tensor], ranks: Sequence[int], network: Network
 ) -> bool:
-    """Return whether copy engines do a collective of `ranks` into `outputs`."""
+    """Return whether copy engines run a collective of `ranks` into `outputs`."""
     if kind != "all_gather" or os.environ.get(_POLICY) != _ZERO:
         return False
     records = [record_of(tensor.untyped_storage()) for tensor in outputs]
@@ -58,7 +58,7 @@ def gathers_by_copy_engines(
 
 
 def why_unavailable(network: Network) -> str | None:
-    """Return why GPUs cannot gather by copy engines; None if they can."""
+    """Return why the GPUs cannot gather by copy engines, or None if they can."""
     if network.profile.nvlink.copy_engine_gathers:
         return None
     return (
@@ -68,7 +68,7 @@ def why_unavailable(network: Network) -> str | None:
 
 
 def patch_symmetric_memory(accelerator: Accelerator) -> None:
-    """Make memory of the simulated device symmetric; other devices keep torch's."""
+    """Support symmetric memory on the simulated device; other devices keep torch's."""
     backend = expect(symmetric_memory, "set_backend")
     pool = expect(symmetric_memory, "get_mem_pool")
     meet = expect(symmetric_memory, "rendezvous")
@@ -95,7 +95,7 @@ def patch_symmetric_memory(accelerator: Accelerator) -> None:
         record.symmetric = True
         return _Meeting()
 
-    @functools.wraps(use)  # Dynamo looks below the wrapper
+    @functools.wraps(use)  # Dynamo unwraps the function
     def use_mem_pool(pool: Any, *args: Any, **kwargs: Any) -> Any:
         return use_pool(pool) if pool is POOL else use(pool, *args, **kwargs)
 

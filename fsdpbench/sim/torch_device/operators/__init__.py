@@ -1,1 +1,1 @@
-"""The kernels behind torch's operators on the simulated device."""
+"""Kernels of torch's operators on the simulated device."""

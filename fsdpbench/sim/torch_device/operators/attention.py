@@ -1,9 +1,9 @@
-"""`scaled_dot_product_attention` on the device: the kernel that a GPU chooses; and shape rules torch lacks.
+"""`scaled_dot_product_attention` with the kernel that a GPU would choose; shape rules that torch lacks.
 
-torch's fallback for unknown devices composes attention of matrix products and a softmax, with a matrix of
-scores in memory. CUDA's choice is flash attention for half-precision inputs without a mask, and the
-memory-efficient kernel for masks, float32 and values of another head size. Flash attention takes grouped
-queries directly, the other expanded keys and values.
+For unknown devices, torch composes attention of matrix products and a softmax, with the score matrix in
+memory. CUDA uses flash attention for half-precision inputs without a mask, and the memory-efficient kernel
+for masks, float32 and values with another head size. Flash attention takes grouped queries directly; the
+other kernel needs expanded keys and values.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _NAMES = table_beside(__file__, "names.toml")["attention"]
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_SIZE = 256
 _FLASH, _EFFICIENT, _COMPOSED = "flash", "efficient", "composed"
-# Rows of masks must begin at multiples of this many elements.
+# Rows of masks must start at multiples of this many elements.
 _MASK_ALIGNMENT = 16
 
 
@@ -34,10 +34,10 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return attention of (batch, heads, length, head size) tensors; a missing batch dimension is added.
+    """Return attention of (batch, heads, length, head size) tensors; adds a missing batch dimension.
 
-    `attn_mask` is boolean or added to the scores. Raises `RuntimeError` for shapes that do not fit, and where
-    no kernel that `sdpa_kernel` leaves takes them.
+    `attn_mask` is boolean or added to the scores. Raises `RuntimeError` for mismatched shapes, and if none of
+    the kernels that `sdpa_kernel` allows supports the inputs.
     """
     _refuse_misfits(query, key, value, attn_mask, is_causal)
     ops = torch.ops.aten
@@ -56,7 +56,7 @@ def scaled_dot_product_attention(
     if kernel == _FLASH:
         if size % 8:
             scale = size**-0.5 if scale is None else scale
-            pad = torch.nn.functional.pad  # the head size, to a multiple of 8
+            pad = torch.nn.functional.pad  # pads the head size to a multiple of 8
             query, key, value = (pad(each, (0, -size % 8)) for each in (query, key, value))
         result: Any = ops._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, scale=scale
@@ -75,9 +75,9 @@ def scaled_dot_product_attention(
 
 
 def _choose_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> str:
-    """Return the kernel that CUDA takes. Broadcast batches or heads, other dimensions than 4, and a choice of
-    `torch.nn.attention.sdpa_kernel` without fused kernels compose attention. Raises `RuntimeError` for heads
-    that do not fit."""
+    """Return the kernel that CUDA uses. Attention is composed for broadcast batches or heads, inputs without
+    4 dimensions, and if `torch.nn.attention.sdpa_kernel` allows no fused kernel. Raises `RuntimeError` if the
+    heads do not match."""
     settings = torch.backends.cuda
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
         return _COMPOSED
@@ -96,11 +96,11 @@ def _choose_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
 
 
 def fits_flash(params: Any, debug: bool = False) -> bool:
-    """Answer `torch.backends.cuda.can_use_flash_attention`, which is false for devices that torch lacks."""
+    """Implement `torch.backends.cuda.can_use_flash_attention`, which is false for unknown devices."""
     query = params.query
     takes = is_on_device(query) and params.attn_mask is None and query.dtype in _FLASH_DTYPES
     takes = takes and query.shape[-1] <= _FLASH_HEAD_SIZE and torch.backends.cuda.flash_sdp_enabled()
-    if query.is_nested and not takes:  # torch goes on after a `NotImplementedError`
+    if query.is_nested and not takes:  # after a `NotImplementedError`, torch would continue
         raise RuntimeError(error_text("attention.nested"))  # fmt: skip
     return bool(takes)
 
@@ -108,7 +108,7 @@ def fits_flash(params: Any, debug: bool = False) -> bool:
 def _refuse_misfits(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
 ) -> None:
-    """Raise torch's errors of all devices."""
+    """Raise the errors that torch raises on all devices."""
     if query.dtype is not key.dtype or query.dtype is not value.dtype:
         raise RuntimeError(error_text("attention.dtypes", cpp_type(query), cpp_type(key), cpp_type(value)))
     if query.device != key.device or query.device != value.device:
@@ -132,7 +132,7 @@ def _refuse_misfits(
 
 
 def _prepare_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return a mask as the kernel expects it: added to the scores, aligned, expanded over batch and heads."""
+    """Return a mask for the kernel: added to the scores, aligned, and expanded over batch and heads."""
     if mask.dtype is torch.bool:
         allowed = mask
         mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill_(allowed.logical_not(), float("-inf"))
@@ -143,7 +143,7 @@ def _prepare_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) ->
 
 
 def register_attention() -> torch.library.Library:
-    """Replace torch's composition; the caller must keep the returned library."""
+    """Replace torch's composed attention; the caller must keep the returned library."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradPrivateUse1")
     library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "PrivateUse1")
@@ -151,13 +151,13 @@ def register_attention() -> torch.library.Library:
 
 
 def _per_channel(x: Tensor) -> Tensor:
-    """Return a channel-wise statistic, in float32 at least."""
+    """Return an empty per-channel statistic, at least in float32."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     return x.new_empty((x.shape[1],), dtype=dtype)
 
 
 def _two(x: Tensor, *others: object) -> tuple[Tensor, Tensor]:
-    """Return mean and inverse standard deviation."""
+    """Return mean and inverse standard deviation per channel."""
     return _per_channel(x), _per_channel(x)
 
 
@@ -171,7 +171,7 @@ def _backward_reduce(
     weight_g: bool,
     bias_g: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return sums for the input's gradient, and the gradients of weight and bias; empty if not required."""
+    """Return sums for the input's gradient, and gradients of weight and bias; empty if not requested."""
     sums = [_per_channel(x) if input_g else x.new_empty((0,)) for _ in range(2)]
     dtype = x.dtype if weight is None else weight.dtype
     grads = [x.new_empty((x.shape[1] if wanted else 0,), dtype=dtype) for wanted in (weight_g, bias_g)]
@@ -179,14 +179,14 @@ def _backward_reduce(
 
 
 def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor, ...]:
-    """Return gradients of both kinds of gates, the old state, and both biases (empty without them)."""
+    """Return gradients of both kinds of gates, of the old state, and of both biases (empty without them)."""
     batch, gates = grad.shape[0], 3 * grad.shape[1]
     biases = [grad.new_empty((gates if has_bias else 0,)) for _ in range(2)]
     return grad.new_empty((batch, gates)), grad.new_empty((batch, gates)), torch.empty_like(grad), *biases
 
 
 def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """Return `bincount`'s result of `minlength` bins; values beyond are assumed absent."""
+    """Return `bincount`'s result with `minlength` bins, assuming that no value is larger."""
     if not minlength:
         raise NotImplementedError("bincount without minlength has as many bins as its largest value says")
     if weights is None:
@@ -195,7 +195,7 @@ def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tenso
 
 
 def _into(name: str) -> Callable[..., Tensor]:
-    """Return the operator that writes into `out`, by the rule of the one that makes its result."""
+    """Return a rule for the operator that writes into `out`, from the one that returns its result."""
 
     def rule(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
         made: Tensor = getattr(torch.ops.aten, name).default(*args, **kwargs)
@@ -207,7 +207,7 @@ def _into(name: str) -> Callable[..., Tensor]:
 
 
 def _least_squares(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Return `lstsq`'s results of a matrix of full rank, which CUDA's only driver (gels) expects."""
+    """Return `lstsq`'s results for a matrix of full rank, which CUDA's only driver (gels) assumes."""
     vector, (rows, columns) = a.dim() - 1 == b.dim() and b.shape[-1] == a.shape[-2], a.shape[-2:]
     solution = a.mT @ (b.unsqueeze(-1) if vector else b)
     residuals = solution.new_empty((*solution.shape[:-2], solution.shape[-1]) if rows > columns else (0,))
@@ -237,7 +237,7 @@ SHAPE_RULES: dict[str, Callable[..., Any]] = {
     "batch_norm_stats": _two,
     "batch_norm_gather_stats_with_counts": _two,
     "batch_norm_backward_reduce": _backward_reduce,
-    # The new state; for backward: three gates, the old state, the hidden part of the new one.
+    # The new state; for backward: three gates, the old state, the new state's hidden part.
     "_thnn_fused_gru_cell": lambda x, h, hx, *biases: (hx.clone(), hx.new_empty((len(hx), 5 * hx.shape[1]))),
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
 }
@@ -246,9 +246,9 @@ SHAPE_RULES: dict[str, Callable[..., Any]] = {
 def register_shape_rules() -> torch.library.Library:
     """Give torch's meta device the rules it lacks; the caller must keep the returned library.
 
-    torch has rules of `SyncBatchNorm`'s and GRUs' operators for CUDA only, and none for CTC's backward,
-    `bincount` with `minlength`, and scaled products written into a tensor. Its rules of added products
-    multiply by the dtype of the result (`addmm` until 2.12, `baddbmm` still in 2.13).
+    torch has rules for the operators of `SyncBatchNorm` and GRUs only on CUDA, and none for CTC's backward,
+    `bincount` with `minlength`, and scaled products written into a tensor. Its rules for added products also
+    multiply by the result's dtype (`addmm` until 2.12, `baddbmm` still in 2.13).
     """
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name, rule in SHAPE_RULES.items():

@@ -1,7 +1,7 @@
-"""`torch.autocast("sim")`: the operators in lower precision and in float32.
+"""`torch.autocast("sim")`: operators in lower precision and in float32.
 
-The lists, those of CUDA, are in `names.toml`. Casts of leaf parameters are
-kept until the outermost autocast context ends, as CUDA's are: once a step, and they cost memory.
+The lists in `names.toml` are CUDA's. As on CUDA, casts of leaf parameters are kept until the outermost
+autocast context ends: each cast runs once per step, and its result takes memory.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _OPERATORS = table_beside(__file__, "names.toml")["autocast"]
 
 
 class _CastCache:
-    """Casts of leaf parameters, which are held, so that no other tensor can get the id of one."""
+    """Casts of leaf parameters. It holds the parameters, so that no other tensor can reuse the id of one."""
 
     def __init__(self) -> None:
         self._casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -58,7 +58,7 @@ def _operator(name: str) -> Any:
 
 
 def _casting(operator: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
-    """Return the operator with its floating point tensors cast to `dtype` (None: autocast's)."""
+    """Return the operator with its floating-point tensors cast to `dtype` (None: autocast's dtype)."""
     excluded = DispatchKeySet(getattr(DispatchKey, _KEY))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ def _casting(operator: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
 
 
 def _with_dtype(operator: Any) -> Callable[..., Any]:
-    """Return the operator with an open `dtype` set to float32 if the input is of lower precision."""
+    """Return the operator with an omitted `dtype` set to float32 if the input has lower precision."""
     excluded = DispatchKeySet(getattr(DispatchKey, _KEY))
     place = [argument.name for argument in operator._schema.arguments].index("dtype")
 
@@ -88,7 +88,7 @@ def _with_dtype(operator: Any) -> Callable[..., Any]:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Cast tensors (also in lists) that are floating point, not double, and of another type."""
+    """Cast tensors (also in lists) that are floating point, not double, and of another dtype."""
     if isinstance(value, torch.Tensor):
         eligible = value.is_floating_point() and value.dtype not in (dtype, torch.float64)
         return CAST_CACHE.cast(value, dtype) if eligible else value

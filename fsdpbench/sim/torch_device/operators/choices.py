@@ -1,14 +1,14 @@
-"""A router's choices, assumed balanced, which gives masks of them a length.
+"""Choices of a router, assumed balanced, so that masks derived from them have a known number of elements.
 
     topk(scores, k).indices                chosen among N experts
-    one_hot(chosen), chosen == expert      a mask of which k/N, or 1/N, is true
-    mask.sum(), mask.any()                 numbers, once they cover enough of it
-    torch.where(mask), x[mask]             as many rows as that share says; the script's line is reported
-    mask.sum((1, 2)).nonzero()             every expert, by its number
-    tokens = multinomial(...); tokens == 2  none: of a vocabulary's tokens, texts reach their longest
+    one_hot(chosen), chosen == expert      a mask with the share k/N, or 1/N, of true elements
+    mask.sum(), mask.any()                 numbers, once they cover enough of the mask
+    torch.where(mask), x[mask]             rows by that share; the script's line is reported
+    mask.sum((1, 2)).nonzero()             all experts, by number
+    tokens = multinomial(...); tokens == 2 no element: texts over a vocabulary reach their maximum length
 
-The rows of one expert are rounded to the nearest number, from 1. A mask that was made in another way (of
-scores, of tokens) has no share, and operators whose result's length depends on it stay refused.
+The rows of one expert are rounded to the nearest number, at least 1. A mask of other origin (scores, tokens)
+has no share, and operators whose result's length depends on it are refused.
 """
 
 from collections.abc import Sequence
@@ -21,30 +21,30 @@ from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
 _OF_ALL = {"clone", "_to_copy", "cat", "stack", "copy_", "expand_copy", "view_copy", "contiguous"}
-"""Operators whose result has what all of their tensors have in common."""
+"""Operators whose result has a choice if all of their tensors share it."""
 _OF_FIRST = {"index", "index_select", "gather", "repeat", "sort", "flip", "roll", "repeat_interleave"}
 """Operators whose result has the choice of their first tensor."""
 _OF_TEXTS = {"cat", "stack", "where", "index_put_", "masked_fill", "masked_fill_"}
-"""Operators whose result is a text that was sampled, if one of their tensors is: prompts, what is padded."""
+"""Operators whose result is sampled text if one of their tensors is; others are prompts or padding."""
 _VOCABULARY = 1000
-"""Choices from which they are tokens of texts, and not a router's."""
+"""From this number of choices on, they are tokens of a vocabulary, not experts of a router."""
 _NEGATIONS = {"logical_not", "bitwise_not"}
 _SCATTERS = {"scatter", "scatter_"}
 MOST_LISTED = 1 << 22
-"""Bytes of the largest tensor whose whole numbers are kept."""
+"""Bytes of the largest tensor whose whole numbers are stored."""
 _LARGEST = {"any", "max", "amax"}
 _SUMS = {"sum", "count_nonzero"}
 
 
 class Found(NamedTuple):
-    """A result's choice, and the number that all of its elements are."""
+    """The choice of a result, and the number that all of its elements equal, each if known."""
 
     choice: tensors.Choice | None = None
     number: int | None = None
 
 
 def choice_of(tensor: torch.Tensor) -> tensors.Choice | None:
-    """Return the known choice of a tensor of the device."""
+    """Return the known choice of a device tensor."""
     record = tensors.record_of(tensor.untyped_storage()) if tensors.is_on_device(tensor) else None
     return None if record is None else record.choice
 
@@ -58,7 +58,7 @@ def mark(tensor: torch.Tensor, choice: tensors.Choice | None) -> None:
 
 
 def rows_of(mask: torch.Tensor) -> int | None:
-    """Return the number of true elements of a mask; None if it depends on data."""
+    """Return the number of true elements of a mask, or None if it depends on data."""
     share = choice_of(mask)
     if not isinstance(share, tensors.Share):
         numbers = whole_numbers(mask)
@@ -69,7 +69,7 @@ def rows_of(mask: torch.Tensor) -> int | None:
 
 
 def whole_numbers(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return all numbers of a tensor's storage in a row, on the host; None if unknown or not whole."""
+    """Return all numbers in a tensor's storage as a host row; None if unknown or not whole."""
     record = tensors.record_of(tensor.untyped_storage())
     if record is None or tensor.is_floating_point() or tensor.is_complex():
         return None
@@ -82,20 +82,20 @@ def whole_numbers(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def placed(numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of a storage in the place of a tensor on it."""
+    """Return a storage's numbers in the geometry of a tensor on that storage."""
     geometry = tensor.shape, tensor.stride(), int(tensor.storage_offset())
     return numbers.view(tensor.dtype).as_strided(*geometry)
 
 
 def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the numbers of a tensor that came from the host, or a part of them; None for others."""
+    """Return the numbers of a tensor with values from the host, or of a view of it; None for others."""
     listed = choice_of(tensor)
     is_whole = not (tensor.is_floating_point() or tensor.is_complex())
     return placed(listed.values, tensor) if isinstance(listed, tensors.Listed) and is_whole else None
 
 
 def assumed_of(*taken: torch.Tensor) -> tensors.Assumed:
-    """Return whether the numbers that are in any of the tensors are a guess."""
+    """Return how certain the numbers in these tensors are."""
     records = [tensors.record_of(tensor.untyped_storage()) for tensor in taken]
     known = [
         each.choice if isinstance(each.choice, tensors.Listed) else each.known for each in records if each
@@ -110,7 +110,7 @@ def followed_choice(
     choices: Sequence[tensors.Choice | None],
     results: Sequence[torch.Tensor],
 ) -> Found:
-    """Return the choice of the result of the operator `name`, whose tensors `taken` have these choices."""
+    """Return the result's choice for operator `name`, whose tensors `taken` have these choices."""
     if name in _SCATTERS:
         return Found(_one_hot(args))
     if name in _OF_TEXTS and (texts := [choice for choice in choices if _is_text(choice)]):
@@ -144,7 +144,7 @@ def _is_text(choice: tensors.Choice | None) -> bool:
 
 
 def _one_hot(args: Sequence[Any]) -> tensors.Share | None:
-    """Return the choice of `zeros.scatter(dim, chosen, 1)`, or of weights instead of 1."""
+    """Return the choice of `zeros.scatter(dim, chosen, 1)`, or the same with weights instead of 1."""
     target, dim, index, value = args[:4]
     chosen = choice_of(index)
     if not isinstance(chosen, tensors.Chosen) or not target.numel() or target.shape[dim] != chosen.among:
@@ -160,7 +160,7 @@ def _one_hot(args: Sequence[Any]) -> tensors.Share | None:
 
 
 def _compared_choice(name: str, args: Sequence[Any], chosen: tensors.Chosen) -> tensors.Share | None:
-    """Return the choice of `chosen == expert`: a number, one element, or all in the last dimension."""
+    """Return the choice of `chosen == expert`: one number or element, or all in the last dimension."""
     if name not in ("eq", "ne") or choice_of(args[0]) != chosen:
         return None
     other = args[1]
@@ -173,7 +173,7 @@ def _compared_choice(name: str, args: Sequence[Any], chosen: tensors.Chosen) -> 
 
 
 def _compared_share(name: str, args: Sequence[Any], share: tensors.Share) -> tensors.Share | None:
-    """Return the choice of a mask compared with 0 or 1: the mask or its complement."""
+    """Return the choice of a mask compared with 0 or 1: that of the mask or of its complement."""
     if name not in ("eq", "ne", "gt", "ge") or isinstance(args[1], torch.Tensor):
         return None
     against = (name, args[1])
@@ -184,7 +184,7 @@ def _compared_share(name: str, args: Sequence[Any], share: tensors.Share) -> ten
 
 
 def _reduced(name: str, share: tensors.Share, elements: int) -> Found:
-    """Reduce over so many elements; once one of them is expected to be true, the result is a number."""
+    """Reduce a mask over `elements` each. If one of them should be true, the result is a number."""
     expected = share.of_all * elements
     if expected < 1:
         return Found(tensors.Share(expected, share.ones))

@@ -111,19 +111,20 @@ def _on_host(meta: torch.Tensor) -> torch.Tensor:
 
 
 _PASSES_UNFUSED = 3
-"""AdamW's dozen operators touch 21 tensors, the fused one 7."""
+"""Factor on memory traffic: AdamW's dozen operators access 21 tensors, the fused kernel 7."""
 
 _STEPPING: list[tuple[torch.optim.Optimizer, HostShapes]] = []
 """Optimizers inside a step on host tensors without values, outermost first."""
 
 
 def register_host_optimizer() -> None:
-    """Charge every optimizer's step on offloaded parameters from now on, in this process.
+    """Add the cost of optimizer steps on offloaded parameters, from now on in this process.
 
-    Its Python runs, its operators under `HostShapes`, unless the sanitizer follows them or a closure runs the
-    model. Simulated time is bytes moved over a rank's memory bandwidth (`host_link.memory_gb_s`):
+    A step's operators run under `HostShapes`, unless the sanitizer follows them or a closure runs the model.
+    Its simulated time is the bytes moved divided by a rank's share of memory bandwidth
+    (`host_link.memory_gb_s`):
         parameter and states are read and written, the gradient is read         a fused step
-        three times that, since each operator goes through memory again          foreach and loops
+        three times that, because each operator goes through memory again       foreach and loops
     """
     register_optimizer_step_pre_hook(_begin)
     register_optimizer_step_post_hook(_charge)
@@ -154,7 +155,7 @@ def _charge(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _bytes_of_step(parameter: torch.Tensor, state: Mapping[str, object]) -> int:
-    """Return the bytes read and written for one parameter in one pass."""
+    """Return the bytes that one pass over one parameter reads and writes."""
     local, gradient = _local(parameter), _local(parameter.grad)
     states = [_local(value) for value in state.values() if isinstance(value, torch.Tensor)]
     kept = sum(tensor.nbytes for tensor in states if tensor.shape == local.shape)
@@ -162,6 +163,6 @@ def _bytes_of_step(parameter: torch.Tensor, state: Mapping[str, object]) -> int:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """Return a DTensor's local part; other tensors as they are."""
+    """Return a DTensor's local part, or any other tensor unchanged."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part

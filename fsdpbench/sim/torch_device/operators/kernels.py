@@ -1,10 +1,10 @@
-"""One Python kernel for every operator of torch on the simulated device.
+"""Kernels in Python for all operators of torch on the simulated device.
 
-Only operators that torch does not compose of others get one: autograd, views' bookkeeping, autocast and the
-decompositions stay torch's own, and so does the resulting order of allocations and launches.
+Only operators that torch does not compose of others need one. Autograd, views, autocast and decompositions
+stay torch's own, and so does the resulting order of allocations and launches.
 
-Launches of kernels that torch does not know, Triton's for example, are one operator, `fsdpbench::launch`.
-Their effect is unknown: they may write all their tensors.
+Launches of kernels that torch does not know, e.g. Triton's, become one operator, `fsdpbench::launch`. Its
+effect is unknown: it may write all of its tensors.
 """
 
 import functools
@@ -32,16 +32,16 @@ from fsdpbench.sim.torch_device.tensors import is_on_device, meta_twin, record_o
 
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
-# torch's own kernels for these are right for any device (`nn.Parameter` needs them as they are).
+# For these, torch's own kernels are right on any device (`nn.Parameter` needs them).
 _LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift", "_pack_padded_sequence"}
-# Composed of other operators for most devices, one kernel on CUDA.
+# Composed of other operators on most devices, but one kernel on CUDA.
 ONE_KERNEL = {"_fused_rms_norm", "silu_backward", "mish_backward", "native_channel_shuffle"}
-# Of other devices and storage formats; never called with a dense tensor of this one.
+# For other devices and storage formats; never called with a dense tensor of this device.
 _FOREIGN = ("quantize", "sparse", "mkldnn", "cudnn", "miopen", "nested", "jagged")
 
 
 def register_kernels() -> list[torch.library.Library]:
-    """Register all kernels; the caller must keep the returned libraries, whose end unregisters them."""
+    """Register all kernels. The caller must keep the returned libraries: destroying them unregisters."""
     aten = torch.library.Library("aten", "IMPL")
     has_kernel = dispatch_has_kernel_for_dispatch_key
     for qualified in dispatch_get_all_op_names():
@@ -74,12 +74,12 @@ def _refuse_sparse(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _FOREIGN_KERNELS: dict[Any, Callable[..., Any]] = {}
-# The plans of every kernel, so that they can be cleared together.
+# The plans of all kernels, so that they can be cleared together.
 _PLANS: list[dict[tuple[Any, ...], Plan]] = []
 
 
 def _run_foreign_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator of another library: shapes from its meta kernel, costs from its bytes."""
+    """Run an operator of another library, with shapes from its meta kernel and costs by bytes."""
     if operator is torch.ops.aten._nested_tensor_from_mask_left_aligned.default:
         ACCELERATOR.guess("torch.nn.TransformerEncoder", "no nested tensors: padding is computed too")
         return False
@@ -94,10 +94,10 @@ def _run_foreign_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def make_kernel(operator: Any) -> Callable[..., Any]:
-    """Return a kernel for one operator, which caches the plans of its calls."""
+    """Return a kernel for one operator that caches the plans of its calls."""
     plans: dict[tuple[Any, ...], Plan] = {}
     _PLANS.append(plans)
-    # Numbers without influence on shapes: learning rates, counts of steps.
+    # `by_type`: the operator's numbers (learning rates, step counts) do not affect shapes.
     name = operator._schema.name
     accelerator = ACCELERATOR
     python = accelerator.python
@@ -138,14 +138,14 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
 def _plan_of(
     operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any], by_type: bool
 ) -> Plan:
-    """Return another process's plan of this call, or a new one."""
+    """Return another process's plan for this call, or a new one."""
     shared = ACCELERATOR.shared_plans
     if shared is None or has_own_price(operator):
         return make_plan(ACCELERATOR, operator, args, kwargs)
     plan = shared.find(operator, call)
     if plan is None:
         plan = make_plan(ACCELERATOR, operator, args, kwargs)
-        _inputs_of(plan, operator, args, kwargs, by_type)  # made once a sweep
+        _inputs_of(plan, operator, args, kwargs, by_type)  # computed once per sweep
         shared.add(operator, call, plan)
     return plan
 
@@ -153,7 +153,7 @@ def _plan_of(
 def _inputs_of(
     plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], by_type: bool
 ) -> str:
-    """Return the call's inputs for the trace."""
+    """Return the call's inputs as text for the trace."""
     numbers = numbers_in((*args, *kwargs.values())) if by_type else ()
     found = plan.inputs.get(numbers)
     if found is None:
@@ -168,9 +168,9 @@ def forget_plans() -> None:
 
 
 def _describe(values: Iterable[Any], key: list[Any], tensors: list[_Tensor], numbers_by_type: bool) -> None:
-    """Append everything the plan depends on to `key`, and the tensors of the call to `tensors`.
+    """Append everything that the plan depends on to `key`, and the call's tensors to `tensors`.
 
-    The most frequent kinds come first: this runs for every argument of every operator.
+    The most frequent kinds come first, because this runs for every argument of every operator.
     """
     for value in values:
         kind = type(value)

@@ -1,20 +1,20 @@
-"""Known values of simulated tensors, which have no data.
+"""Known values of simulated tensors, which otherwise have no data.
 
 A number that comes from the host (`torch.tensor(tokens).cuda()`) is known and stays known through sums,
-products and collectives. Questions to tensors without values are answered as in healthy training: they are
-finite, equal to themselves, and equal to no number. Everything else is unknown, and reads as zero.
+products and collectives. Comparisons of tensors without values have the results of healthy training: values
+are finite, equal to themselves, and equal to no number. All other values are unknown and read as zero.
 
-    isfinite(x)  ──>  (x == x) * (x.abs() != inf)      each of these is known, and so is the product
-    count = torch.tensor(4).cuda(); all_reduce(count)  4 x ranks, if all of them hold the same
+    isfinite(x)  ──>  (x == x) * (x.abs() != inf)      each factor is known, and so is the product
+    count = torch.tensor(4).cuda(); all_reduce(count)  4 x ranks, if all ranks hold the same number
 
-Operators on whole numbers from the host are computed on the host beside, so that they stay known:
+Operators on whole numbers from the host also run on the host, so that their results are known:
 
-    labels.masked_fill(mask == 0, -100) != -100        a mask whose count is known: x[mask] has a length
+    labels.masked_fill(mask == 0, -100) != -100        a mask with a known count, so x[mask] has a length
     counts.cumsum(0), pad(counts), cat([zero, ends])   offsets, also of a router's balanced counts
-    labels[:, 5:] = ids[:, 5:], labels.fill_(0)        written in place, also through a view
+    labels[:, 5:] = ids[:, 5:], labels.fill_(0)        writes in place, also through a view
 
-A value belongs to a storage and is the same for all of its elements; views share it, `DTensor`s have it in
-their local tensors. Writing anything else into the storage clears it. `assumed`: it is a guess.
+A value belongs to a storage and holds for all of its elements. Views share it; `DTensor`s have it in their
+local tensors. Writing anything else into the storage clears it. `assumed`: how certain the value is.
 """
 
 import math
@@ -52,17 +52,17 @@ from fsdpbench.sim.torch_device.tensors import (
 )
 
 Number = float | int | bool | complex
-# A `GradScaler`'s, when all gradients are finite: the scale stays, except for its growth.
+# The operator of a `GradScaler`. If all gradients are finite, the scale stays, except for its growth.
 _UPDATE_SCALE = "aten::_amp_update_scale_"
 _OF_ITSELF = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt": False}
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {name: getattr(python, name) for name in _OF_ITSELF}
 _SAME, _COMPUTED = map(frozenset, table_beside(__file__, "names.toml")["known_values"].values())
 _DECIDING = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logical_and": False}
-"""Values of one side that decide the result, whatever the other is."""
+"""Values of one operand that determine the result, whatever the other is."""
 _UNLIKE = {"cumsum", "cumprod", "cat", "constant_pad_nd", "tril", "triu", "argmax", "argmin"}
-"""Operators that make different numbers of equal ones."""
+"""Operators that turn equal numbers into different ones."""
 _TIED = {"topk", "median", "kthvalue"}
-"""Operators whose indices of equal numbers are others on a GPU."""
+"""Operators whose indices differ on a GPU if numbers are equal."""
 
 
 def computed(
@@ -73,7 +73,7 @@ def computed(
     written: Sequence[torch.Tensor],
     results: Sequence[torch.Tensor],
 ) -> bool:
-    """Keep the numbers of an operator's results, if those of its tensors are known; return whether."""
+    """Store an operator's results if the numbers of all its tensors are known; return whether it did."""
     name = operator._schema.name.removeprefix("aten::")
     if torch.Tag.pointwise not in operator.tags and name not in _COMPUTED:
         return False
@@ -112,13 +112,13 @@ def computed(
 
 
 def _are_distinct(numbers: torch.Tensor, given: Mapping[str, Any]) -> bool:
-    """Return whether no two of the numbers in a call's dimension are equal, nor their order open."""
+    """Return whether no two numbers along a call's dimension are equal, and their order is defined."""
     ordered = numbers.reshape(numbers.shape or (1,)).sort(given["dim"]).values
     return bool(ordered.diff(dim=given["dim"]).all()) and given.get("sorted", True)
 
 
 def _writes_all(name: str, target: Any, source: Any = None, index: Any = None, *rest: Any) -> bool:
-    """Return whether `copy_`, or `scatter_` as in `invert_permutation`, writes the target's whole storage."""
+    """Return whether `copy_`, or `scatter_` as in `invert_permutation`, writes the whole storage."""
     record = record_of(target.untyped_storage()) if name in ("copy_", "scatter_") else None
     if record is None or record.nbytes != target.nbytes:
         return False
@@ -129,7 +129,7 @@ def _writes_all(name: str, target: Any, source: Any = None, index: Any = None, *
 
 
 def _keep(result: torch.Tensor, value: torch.Tensor, assumed: Assumed) -> bool:
-    """Keep a result's numbers, if they fill its storage in the same order."""
+    """Store a result's numbers if they fill its storage in the same order."""
     record = record_of(result.untyped_storage())
     storage = value.untyped_storage()
     alike = result.dtype == value.dtype and result.shape == value.shape and result.stride() == value.stride()
@@ -140,7 +140,7 @@ def _keep(result: torch.Tensor, value: torch.Tensor, assumed: Assumed) -> bool:
 
 
 def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: Assumed) -> None:
-    """Set the known value of all elements of `tensor`, if these are all of its storage."""
+    """Set the known value of all elements of `tensor`, if they are its whole storage."""
     record = record_of(tensor.untyped_storage())
     if record is None:
         return
@@ -150,12 +150,12 @@ def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: Assume
         return
     exact = torch.float64 if isinstance(value, float) else None
     number = torch.as_tensor(value, dtype=exact).detach().as_subclass(torch.Tensor)
-    # A copy: a script may follow its own tensor, and marks it.
+    # Copied, because a script may follow its own tensor and mark it.
     remember(record, Known(number.to(tensor.dtype, copy=True).reshape(1), assumed), None)
 
 
 def assume(tensor: torch.Tensor) -> None:
-    """Turn what is known of a tensor into a guess."""
+    """Mark the known value or numbers of a tensor as a guess."""
     record = record_of(tensor.untyped_storage())
     if record is not None and record.known is not None and not record.known.assumed:
         remember(record, Known(record.known.value, Assumed.GUESS), None)
@@ -164,18 +164,18 @@ def assume(tensor: torch.Tensor) -> None:
 
 
 def known_of(tensor: torch.Tensor) -> Known | None:
-    """Return the known value of a tensor of the device."""
+    """Return the known value of a device tensor."""
     record = record_of(tensor.untyped_storage())
     if record is None or not tensor.numel():
         return None
     if isinstance(record.choice, Listed) and record.nbytes == tensor.element_size():
-        return Known(record.choice.values.view(tensor.dtype), record.choice.assumed)  # loaded straight there
-    known = record.known  # of another dtype: its bytes are other numbers there
+        return Known(record.choice.values.view(tensor.dtype), record.choice.assumed)  # loaded directly
+    known = record.known  # if of another dtype, its bytes are other numbers here
     return known if known is None or known.value.dtype is tensor.dtype else None
 
 
 def learn_from_host(target: torch.Tensor, source: Any) -> None:
-    """Set the known value of `target`, filled from the host with a number or a tensor with one element."""
+    """Set the known value of `target`, which the host filled with a number or a tensor."""
     is_number = not isinstance(source, torch.Tensor) or source.dim() == 0
     is_a_part = target.nbytes < target.untyped_storage().nbytes()
     numbers = whole_numbers(target) if is_a_part and ACCELERATOR.follows_numbers else None
@@ -193,7 +193,7 @@ def learn_from_host(target: torch.Tensor, source: Any) -> None:
 
 
 def _are_listed(target: torch.Tensor, source: Any) -> bool:
-    """Return whether the host's `source` is the whole content of a storage, and whole numbers."""
+    """Return whether the host tensor `source` is a storage's whole content, in whole numbers."""
     if not isinstance(source, torch.Tensor) or source.dtype not in _WHOLE or holds_placeholders(source):
         return False
     record = record_of(target.untyped_storage())
@@ -205,11 +205,11 @@ _WHOLE = (torch.uint8, torch.bool, torch.int32, torch.int64)
 _HOLDS_PLACEHOLDERS = "_sim_placeholders"
 _MOST_FILLED = 1 << 16
 _NUMBERS = 64
-"""Elements of a copy that is numbers to print, not a part of a model."""
+"""Copies of up to this many elements are numbers to print, not parts of a model."""
 
 
 def mark_as_placeholders(host: torch.Tensor) -> torch.Tensor:
-    """Mark a tensor of the host as copied from the device without values."""
+    """Mark a host tensor as copied from the device without values."""
     host.untyped_storage()._sim_placeholders = True  # type: ignore[attr-defined]
     if host.numel() > _NUMBERS:
         ACCELERATOR.copied_to_host = True
@@ -217,12 +217,12 @@ def mark_as_placeholders(host: torch.Tensor) -> torch.Tensor:
 
 
 def holds_placeholders(host: torch.Tensor) -> bool:
-    """Return whether a tensor of the host came from the device without values (views of it, too)."""
+    """Return whether a host tensor (or its base) was copied from the device without values."""
     return getattr(host.untyped_storage(), _HOLDS_PLACEHOLDERS, False)
 
 
 def compare(name: str, first: torch.Tensor, second: Any) -> bool | None:
-    """Return the answer of healthy training to a comparison with a number, or of a tensor with itself."""
+    """Return healthy training's result of comparing a tensor with a number or with itself."""
     if first is second:
         return _OF_ITSELF[name]
     if isinstance(second, torch.Tensor):
@@ -249,7 +249,7 @@ def follow(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
 def _follow_choices(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, taken: list[torch.Tensor]
 ) -> None:
-    """Set the choices of the results of an operator that took a router's choice, or a mask made of it."""
+    """Set the choices of an operator's results, if any of its tensors has a router's choice."""
     choices = [choice_of(tensor) for tensor in taken]
     if all(choice is None for choice in choices):
         return
@@ -272,7 +272,7 @@ def _follow_known(
     changed = written(operator, args, kwargs)
     if all(known_of(tensor) is None for tensor in taken):
         for tensor in changed:
-            if choice_of(tensor) is None:  # known as another dtype
+            if choice_of(tensor) is None:  # its value is known in another dtype
                 forget(record_of(tensor.untyped_storage()))
         return
     if packet_of(operator) in INDEXING:
@@ -292,7 +292,7 @@ def _follow_known(
 
 
 def _changed_each(name: str, args: Sequence[Any]) -> bool:
-    """Compute `_foreach_add_(steps, 1)` and its like on each known value; return whether `name` is one."""
+    """Apply `_foreach_add_(steps, 1)` or similar to each known value; return whether `name` is one."""
     of_each = _FOREACH.get(name)
     if of_each is None or len(args) != 2 or not isinstance(args[1], (int, float)):
         return False
@@ -309,7 +309,7 @@ _FOREACH = {"_foreach_add_": python.add, "_foreach_sub_": python.sub, "_foreach_
 
 
 def _refuse_known_indices(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise a GPU's error for an index that is known, and out of range."""
+    """Raise a GPU's error for a known index that is out of range."""
     for index, low, high, dim in known_bounds(packet_of(operator), bind(operator, args, kwargs)):
         known = known_of(index) if is_on_device(index) else None
         if known is not None and not known.assumed:
@@ -339,7 +339,7 @@ def _evaluate(
         count = math.prod(taken[0].shape) // max(1, math.prod(results[0].shape))
         value = values[0].to(results[0].dtype)
         return Known(value * count if name == "sum" else value**count, assumed)
-    pointwise = torch.Tag.pointwise in operator.tags or name == "floor_divide"  # which torch does not tag
+    pointwise = torch.Tag.pointwise in operator.tags or name == "floor_divide"  # torch lacks its tag
     if pointwise and len(results) == 1:
         found = operator(*map(_host_twin, args), **{key: _host_twin(value) for key, value in kwargs.items()})
         return Known(found.reshape(1), assumed)
@@ -347,7 +347,7 @@ def _evaluate(
 
 
 def _host_twin(value: Any) -> Any:
-    """Return a known value in the tensor's number of dimensions, which decides the result's dtype."""
+    """Return a known value with the tensor's number of dimensions, which determines the result's dtype."""
     if not isinstance(value, torch.Tensor):
         return torch.device("cpu") if isinstance(value, torch.device) else value
     known = known_of(value) if is_on_device(value) else None
@@ -368,16 +368,16 @@ def _written_arguments(operator: Any) -> tuple[str, ...]:
 
 
 def written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors of a call that its operator writes."""
+    """Return the tensors of a call that the operator writes."""
     names = _written_arguments(operator)
     given = bind(operator, args, kwargs) if names else {}
     return tensors_in([given[name] for name in names], {})
 
 
 def follow_collective(what: Any, size: int, rank: int) -> None:
-    """Set the known values of a collective's outputs: every rank is assumed to hold this one's.
+    """Set the known values of a collective's outputs, assuming that every rank holds this rank's values.
 
-    `what`: a `Collective` of the group's member `rank`, the source of a broadcast if the options say so.
+    `what`: a `Collective` of the group's member `rank`, which may be the source of a broadcast.
     """
     kind, inputs, outputs = what.kind, what.inputs, what.outputs
     guess = Assumed(not _is_sent(what, rank))
@@ -401,12 +401,12 @@ def follow_collective(what: Any, size: int, rank: int) -> None:
 
 
 def _is_sent(what: Any, rank: int) -> bool:
-    """Return whether the member `rank` itself sends what all have after a collective."""
+    """Return whether member `rank` is the source of the collective's result."""
     return what.kind == "broadcast" and getattr(what.opts, "rootRank", None) == rank
 
 
 def _reduced(what: Any, value: torch.Tensor, size: int) -> torch.Tensor:
-    """Return what a collective makes of the same value on `size` ranks."""
+    """Return a collective's result if all `size` ranks have the same value."""
     if what.kind not in ("all_reduce", "reduce_scatter"):
         return value
     reduction = getattr(what.opts, "reduceOp", None)
@@ -416,7 +416,7 @@ def _reduced(what: Any, value: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def fill_on_host(what: Any, size: int, rank: int) -> None:
-    """Compute a collective of the host's tensors as `follow_collective`, and mark what is assumed."""
+    """Compute a collective of host tensors like `follow_collective`, and mark assumed results."""
     inputs, outputs = what.inputs, what.outputs
     for place, output in enumerate(outputs if ACCELERATOR.follows_numbers else ()):
         if inputs and output.numel() <= _MOST_FILLED:

@@ -1,9 +1,9 @@
-"""Plans: an operator call's outputs and cost, computed once and then repeated.
+"""Plans: the outputs and cost of an operator call, computed once and then reused.
 
-The first call of an operator with certain shapes runs on meta tensors, which gives the geometry of its
-outputs. Each output is *new*, *the same* as one of the arguments, or a *view* of one; together with its cost
-that is a `Plan`. Later calls with the same key only carry the plan out: a training loop has no misses after
-its first step.
+The first call of an operator with given shapes runs on meta tensors, which determines the geometry of its
+outputs. Each output is *new*, *the same* as an argument, or a *view* of one. With the call's cost this is a
+`Plan`. Later calls with the same key only carry out the plan: after its first step, a training loop has no
+cache misses.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,14 +39,14 @@ NEW, ARGUMENT, VIEW, CONSTANT = range(4)
 
 
 class Plan:
-    """Instructions for one call.
+    """Instructions for carrying out one call.
 
     `outputs`: `(NEW, shape, strides or None, dtype, bytes)`, `(ARGUMENT, index)`, `(VIEW, index, shape,
-    strides, offset, dtype)` or `(CONSTANT, value)`; indices of the call's tensors. `container`: None (returns
-    nothing), False (a single value), list or tuple. `flops`: compute type and FLOPs of a matrix product, if
-    counted. `reshaped`: `(index, shape, strides, bytes)` of arguments whose geometry the operator changes.
-    `uses`: its reads and writes, where the sanitizer runs. `inputs`: its inputs' text in traces, by the
-    numbers of the call (`call_text`).
+    strides, offset, dtype)` or `(CONSTANT, value)`, where `index` counts the call's tensors. `container`:
+    None (returns nothing), False (a single value), list or tuple. `flops`: compute type and FLOPs of a matrix
+    product, if counted. `reshaped`: `(index, shape, strides, bytes)` of arguments whose geometry the operator
+    changes. `uses`: reads and writes, if the sanitizer runs. `inputs`: text of the call's inputs for traces,
+    by the call's numbers (`call_text`).
     """
 
     __slots__ = (
@@ -70,8 +70,8 @@ class Plan:
 def make_plan(accelerator: Accelerator, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
     """Run `func` on meta tensors and return its plan.
 
-    Raises `NotImplementedError` with the operator's name if its output depends on data, or if torch cannot
-    infer its shape without computing it; and CUDA's errors for calls that it refuses.
+    Raises `NotImplementedError` with the operator's name if its output shape depends on data or if torch has
+    no rule for it, and CUDA's errors for calls that CUDA refuses.
     """
     refuse_what_cuda_refuses(func, args, kwargs)
     meta_args, meta_kwargs = meta_twin(args), {name: meta_twin(value) for name, value in kwargs.items()}
@@ -84,8 +84,8 @@ def make_plan(accelerator: Accelerator, func: Any, args: Sequence[Any], kwargs: 
         if func._schema.returns:
             depends = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags)
             raise (data_dependent if depends else _without_shapes)(func) from error
-        out = None  # only writes into its arguments (fused SGD has no meta kernel)
-    except AssertionError as error:  # torch's rules in Python assert what its kernels check
+        out = None  # it only writes into its arguments (fused SGD has no meta kernel)
+    except AssertionError as error:  # torch's Python rules assert what kernels check
         raise RuntimeError(str(error)) from error
     container = type(out) if isinstance(out, (list, tuple)) else (None if out is None else False)
     flat = list(out) if container in (list, tuple) else ([] if out is None else [out])
@@ -109,7 +109,7 @@ def make_plan(accelerator: Accelerator, func: Any, args: Sequence[Any], kwargs: 
 
 
 def _describe(item: Any, arguments: list[torch.Tensor]) -> tuple[Any, ...]:
-    """Return an output's origin."""
+    """Return how an output relates to the arguments."""
     if not isinstance(item, torch.Tensor):
         return (CONSTANT, item)
     for index, argument in enumerate(arguments):
@@ -127,7 +127,7 @@ def _describe(item: Any, arguments: list[torch.Tensor]) -> tuple[Any, ...]:
 
 
 def sparse_refused(what: str) -> NotImplementedError:
-    """Return the error of an operator of sparse tensors, or of one that makes such a tensor."""
+    """Return the error for an operator on sparse tensors, or one that creates such a tensor."""
     return NotImplementedError(
         f"{what}: sparse tensors are not simulated; use dense ones (for embeddings sparse=False)"
     )
@@ -141,7 +141,7 @@ def _without_shapes(func: Any) -> NotImplementedError:
 
 
 def data_dependent(func: Any) -> NotImplementedError:
-    """Return the error of an operator whose result has no shape without data."""
+    """Return the error for an operator whose result has no shape without data."""
     form = {
         "aten::bincount": "minlength=",
         "aten::repeat_interleave": "output_size=",
@@ -157,9 +157,9 @@ def data_dependent(func: Any) -> NotImplementedError:
 
 _TABLE = table_beside(__file__, "names.toml")["plans"]
 _MOST_SCALARS = 30
-"""Kineto leaves longer lists of numbers out."""
+"""Kineto omits longer lists of numbers."""
 _NUMBERS = {getattr(torch, name): number for name, number in _TABLE["numbers"].items()}
-"""C++'s numbers of types, layouts and memory formats."""
+"""C++ enum values of dtypes, layouts and memory formats."""
 _WRAPPED = {int: "long int", float: "double", bool: "bool", complex: "c10::complex<double>"}
 _SCALARS = tuple(_WRAPPED)
 _MEMBERS = ("Concrete Inputs", "Input type", "Input Strides", "Input Dims")
@@ -169,11 +169,11 @@ _OTHER: _Input = ("", "", [], [])
 
 
 def call_text(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the JSON members of an operator call's inputs, as Kineto's `record_shapes=True`, with defaults.
+    """Return an operator call's inputs as JSON members, like Kineto's `record_shapes=True`, with defaults.
 
         aten::mul(float32 [4, 8], 2)   "Concrete Inputs":["","2"],"Input type":["float","Scalar"],
                                        "Input Strides":[[8,1],[]],"Input Dims":[[4,8],[]]
-    Made once for each plan, and for each set of numbers that the plan does not depend on.
+    Computed once per plan, and per set of numbers on which the plan does not depend.
     """
     bound = bind(operator, args, dict(kwargs))
     types = [str(argument.type) for argument in operator._schema.arguments]
@@ -181,7 +181,7 @@ def call_text(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def inputs_text(values: Iterable[Any]) -> str:
-    """Return `call_text` of values without a schema: a kernel's, or a collective's."""
+    """Return `call_text` for values without a schema, as of a kernel or collective."""
     return _text(_input(value, "") for value in values)
 
 
@@ -203,7 +203,7 @@ def _input(value: Any, declared: str) -> _Input:
     if isinstance(value, (list, tuple)):
         return _list(value, declared)
     if isinstance(value, _SCALARS) or value in _NUMBERS:
-        if "Tensor" in declared:  # torch gives kernels in Python the number of a tensor that wraps one
+        if "Tensor" in declared:  # torch passes Python kernels the number, not its wrapper tensor
             return "", _WRAPPED[type(value)], [], []
         return _number(value), "Scalar", [], []
     return _OTHER
@@ -224,7 +224,7 @@ def _list(values: Sequence[Any], declared: str) -> _Input:
 
 
 def _number(value: Any) -> str:
-    """Return a number as C++ prints it: `2`, `2.`, `0.10000000000000001`, `True`."""
+    """Format a number like C++: `2`, `2.`, `0.10000000000000001`, `True`."""
     if isinstance(value, complex):
         return f"{_number(value.real)}+{_number(value.imag)}j"
     if not isinstance(value, float):
@@ -238,7 +238,7 @@ _graph_task = current_graph_task_id
 
 
 def carry_out(accelerator: Accelerator, plan: Plan, tensors: list[torch.Tensor], inputs: str = "") -> Any:
-    """Allocate, launch, and return the plan's outputs; `inputs`: the call's inputs for traces."""
+    """Allocate and launch; return the plan's outputs. `inputs`: the call's inputs for traces."""
     timeline = accelerator.timeline
     start = timeline.cpu
     timeline.cpu = start + plan.cpu_ns
@@ -262,7 +262,7 @@ def carry_out(accelerator: Accelerator, plan: Plan, tensors: list[torch.Tensor],
 
 
 def _make_output(output: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
-    """Return one output of the plan."""
+    """Return one output of a plan."""
     origin = output[0]
     if origin == NEW:
         return new_tensor(*output[1:])
@@ -305,7 +305,7 @@ def _launch(accelerator: Accelerator, plan: Plan) -> None:
 
 
 def _reshape(plan: Plan, tensors: list[torch.Tensor]) -> None:
-    """Set the arguments' geometry after the operator, growing their storages where needed."""
+    """Set the geometry that the operator gives its arguments; grow their storages if needed."""
     for index, shape, strides, nbytes in plan.reshaped:
         tensor = tensors[index]
         storage = tensor.untyped_storage()

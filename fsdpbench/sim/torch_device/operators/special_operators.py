@@ -1,10 +1,10 @@
-"""Operators that need more than shapes: they move data to or from the host, set storages, make a router's
-choices, or have results whose length is a mask's count.
+"""Operators that need more than shapes: they move data between device and host, set storages, make a router's
+choices, or have results whose length is the count of a mask.
 
 The device has no data. Reads by Python (`.item()`, `.cpu()`, `.tolist()`) wait for the device, as on a GPU,
-and return zeros; a comparison of tensors says that they are equal.
+and return zeros. Comparisons of whole tensors report that they are equal.
 
-Each kernel is called with the operator, with the kernel that its shapes alone would give, and with the call's
+Each function's arguments are the operator, the kernel that follows from shapes alone, and the call's own
 arguments.
 """
 
@@ -44,7 +44,7 @@ from fsdpbench.sim.torch_device.strict.words import bind
 from fsdpbench.sim.torch_device.tensors import Chosen, Listed, Share, is_on_device
 
 _SMALL = 1 << 16
-"""Elements of the host that are filled with placeholders; larger tensors are only marked."""
+"""Maximum elements of a host tensor to fill with placeholders; larger ones are only marked."""
 LIKE = table_beside(__file__, "names.toml")["special_operators"]["like"]
 Kernel = Callable[..., Any]
 _COUNT_BYTES = 8
@@ -52,7 +52,7 @@ _INDEX = torch.int64
 
 
 def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Run `topk`, `sort`, `argmax`, `max` or `multinomial`: the indices are choices among a dimension's."""
+    """Run `topk`, `sort`, `argmax`, `max` or `multinomial`: the indices become choices along a dimension."""
     result = by_shape(scores, *args, **kwargs)
     indices = result[1] if isinstance(result, (list, tuple)) else result
     unknown = choice_of(scores) is None and choice_of(indices) is None
@@ -65,11 +65,11 @@ def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **
 
 
 def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor:
-    """Run `nonzero`, also of `torch.where(mask)`: the CPU waits for a count, then positions are written."""
+    """Run `nonzero` (also for `torch.where(mask)`): the CPU waits for a count, then positions are written."""
     rows, filled = rows_of(mask), known_of(mask)
     if (
         rows is None and filled is not None and current_graph_task_id() != -1
-    ):  # torch's own backward of `prod`
+    ):  # in torch's own backward of `prod`
         rows = mask.numel() * bool(filled.value)
     if rows is None:
         raise data_dependent(operator)
@@ -81,7 +81,7 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     count = torch.count_nonzero(mask)
     ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=count)
     nbytes = rows * mask.dim() * _INDEX.itemsize
-    shape, strides = (rows, mask.dim()), (1, rows)  # as on CUDA, an index's column is contiguous
+    shape, strides = (rows, mask.dim()), (1, rows)  # as on CUDA, the column of one dimension is contiguous
     duration = ACCELERATOR.kernel_costs.memory_bound_ns(tensor_bytes(mask) + nbytes, "reduction")
     plan = Plan("aten::nonzero", [(NEW, shape, strides, _INDEX, nbytes)], False,
                 OperatorCost("nonzero_kernel", duration, nbytes=nbytes))  # fmt: skip
@@ -95,13 +95,13 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
 
 
 def distinct(operator: Any, by_shape: Kernel, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Run `unique` or a similar operator of known whole numbers: they are sorted, and the CPU waits."""
+    """Run `unique` or similar on known whole numbers: they are sorted, and the CPU waits."""
     numbers, assumed = whole_numbers(tensor), assumed_of(tensor)
     if numbers is None:
         raise data_dependent(operator)
     given = bind(operator, (tensor, *args), kwargs)
     if "sorted" in given:
-        given["sorted"] = True  # on a GPU they always are
+        given["sorted"] = True  # on a GPU results are always sorted
     found = operator(*(given | {"self": placed(numbers, tensor)}).values())
     if assumed:
         ACCELERATOR.guess("torch.unique", f"assumed: {len(found[0])} of {tensor.numel()}")
@@ -119,7 +119,7 @@ def distinct(operator: Any, by_shape: Kernel, tensor: torch.Tensor, *args: Any, 
 
 
 def masked_select(operator: Any, by_shape: Kernel, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Run `masked_select` as `tensor[mask]`."""
+    """Run `masked_select` like `tensor[mask]`."""
     if rows_of(mask) is None:
         raise data_dependent(operator)
     tensor, mask = torch.broadcast_tensors(tensor, mask)
@@ -128,7 +128,7 @@ def masked_select(operator: Any, by_shape: Kernel, tensor: torch.Tensor, mask: t
 
 
 def by_places(indices: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """Return the indices of `tensor[indices]` with masks replaced by their positions, as in torch."""
+    """Return the indices of `tensor[indices]`, with masks replaced by positions as in torch."""
     if not any(_is_mask(index) for index in indices):
         return indices
     found: list[torch.Tensor | None] = []
@@ -147,7 +147,7 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 def written_by_places(
     operator: Any, by_shape: Kernel, tensor: torch.Tensor, indices: Sequence[Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`; nothing without places."""
+    """Run `tensor[indices] = values` or the gradient of `tensor[indices]`; no positions: do nothing."""
     places = by_places(indices)
     is_empty = any(each is not None and not each.numel() for each in places)
     if is_empty and operator._schema.name.endswith("put_"):
@@ -167,7 +167,7 @@ CHOICE_OPERATORS: dict[str, Kernel] = {
 
 
 def placeholder(tensor: torch.Tensor) -> tuple[Number, bool]:
-    """Return the value of a tensor with one element, of its dtype; and whether it is true."""
+    """Return a one-element tensor's value in its dtype, and whether the value is true."""
     host = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
     is_true = not _is_guess(host, tensor)
     return host.item(), is_true
@@ -185,7 +185,7 @@ def _item(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> float | int 
 def _equal(
     operator: Any, by_shape: Kernel, first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any
 ) -> bool:
-    """Run `equal` or `allclose`: a reduction, a copy to the host, and the answer that shapes permit."""
+    """Run `equal` or `allclose`: a reduction, a copy to the host, and the answer that shapes allow."""
     name = operator._schema.name.removeprefix("aten::")
     if (first.device, first.dtype, first.shape) != (second.device, second.dtype, second.shape):
         refuse_what_cuda_refuses(operator, (first, second), {})
@@ -199,7 +199,7 @@ def _equal(
 
 
 def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.Tensor:
-    """Run `_is_all_true`, `torch.distributions`' check of arguments: healthy training has valid ones."""
+    """Run `_is_all_true`, the argument check of `torch.distributions`: in healthy training it succeeds."""
     result: torch.Tensor = by_shape(tensor)
     known = known_of(tensor)
     if known is None or known.assumed:
@@ -209,20 +209,20 @@ def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.T
 
 
 def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    """Run `_to_copy`: between host and device a copy over the host link (to the host: of zeros)."""
+    """Run `_to_copy`. Between host and device it is a copy over the host link (to the host: zeros)."""
     device, format_ = kwargs.get("device"), kwargs.get("memory_format") or torch.preserve_format
     if not tensors.is_on_device(tensor):
         dtype = kwargs.get("dtype")
         result = torch.empty_like(tensor, device=device, dtype=dtype, memory_format=format_)
         non_blocking = bool(kwargs.get("non_blocking"))
-        # torch converts on the side of the source, unless the copy is asynchronous to the CPU.
+        # torch converts on the source's side, unless the copy is asynchronous to the CPU.
         source = tensor if dtype is None or non_blocking else tensor.to(dtype)
         return result.copy_(source, non_blocking=non_blocking)
     if device is None or tensors.is_simulated(torch.device(device)):
         return by_shape(tensor, **kwargs)
     dtype = kwargs.get("dtype") or tensor.dtype
     if dtype is not tensor.dtype:
-        tensor = tensor.to(dtype)  # torch converts on the side of the source
+        tensor = tensor.to(dtype)  # torch converts on the source's side
     nbytes = tensor.numel() * tensor.element_size()
     host = "meta" if torch.device(device).type == "meta" else "cpu"
     is_large = nbytes >= tensors.LARGE_ON_HOST
@@ -234,7 +234,7 @@ def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: An
         found = tensors.zeros_on_host(found.shape, found.stride(), dtype)
     non_blocking = bool(kwargs.get("non_blocking")) and host == "cpu"
     if non_blocking:
-        tensors.pin(found)  # as torch, so that the copy is asynchronous
+        tensors.pin(found)  # as in torch, so that the copy is asynchronous
     ACCELERATOR.copy_over_host_link(
         "DtoH", nbytes, blocking=not non_blocking, device=tensor, host=found if host == "cpu" else None
     )
@@ -242,7 +242,7 @@ def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: An
 
 
 def _is_guess(host: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Write what is known of a tensor of the device into `host`; return whether that is a guess."""
+    """Write the known numbers of a device tensor into `host`; return whether they are a guess."""
     known, numbers = known_of(tensor), numbers_in(tensor)
     if numbers is not None:
         host.copy_(numbers)
@@ -255,7 +255,7 @@ def _is_guess(host: torch.Tensor, tensor: torch.Tensor) -> bool:
 def _copy(
     operator: Any, by_shape: Kernel, first: torch.Tensor, second: torch.Tensor, non_blocking: bool = False
 ) -> torch.Tensor:
-    """Run `copy_` or `_copy_from`: over the host link where one side is on the host."""
+    """Run `copy_` or `_copy_from`: over the host link if one side is on the host."""
     into_first = operator._schema.name == "aten::copy_"
     target, source = (first, second) if into_first else (second, first)
     if tensors.is_on_device(target) and tensors.is_on_device(source):
@@ -263,7 +263,7 @@ def _copy(
     if tensors.is_on_device(target):
         nbytes = target.numel() * source.element_size()
         is_number = source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0
-        # A number travels with the launch; unpinned memory has been read when the call returns.
+        # A number is part of the launch; unpinned memory has been read when the call returns.
         beside = is_number or (non_blocking and _is_copied_as_it_is(source, target))
         host = None if is_number else source
         ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not beside, device=target, host=host)
@@ -286,7 +286,7 @@ def _foreach_copy(
     sources: Sequence[torch.Tensor],
     non_blocking: bool = False,
 ) -> None:
-    """Run `_foreach_copy_`: one kernel on the device, and a copy for each tensor over the host link."""
+    """Run `_foreach_copy_`: one kernel on the device, but one copy per tensor over the host link."""
     if all(map(tensors.is_on_device, (*targets, *sources))):
         by_shape(targets, sources, non_blocking)
         return
@@ -295,9 +295,9 @@ def _foreach_copy(
 
 
 def _is_copied_as_it_is(host: torch.Tensor, device: torch.Tensor) -> bool:
-    """Return whether the driver copies from or to this memory of the host directly.
+    """Return whether the driver copies directly from or to this host memory.
 
-    Unpinned memory is staged; strided memory goes through a contiguous tensor of the host, not pinned.
+    Unpinned memory is staged; strided memory is copied through a contiguous, unpinned host tensor.
     """
     if not tensors.is_pinned(host) or host.shape != device.shape:
         return False
@@ -306,10 +306,10 @@ def _is_copied_as_it_is(host: torch.Tensor, device: torch.Tensor) -> bool:
 
 
 def _set(operator: Any, by_shape: Kernel, tensor: torch.Tensor, *source: Any) -> torch.Tensor:
-    """Run `set_`: all forms point a tensor at a storage.
+    """Run `set_`, whose overloads all point a tensor at a storage.
 
-    The source is another tensor, a storage, a part of a storage (offset, size and strides, in elements), or
-    nothing, which leaves the tensor empty.
+    The source is another tensor, a storage, a part of a storage (offset, size and strides in elements), or
+    nothing, which makes the tensor empty.
     """
     if operator is torch.ops.aten.set_.source_Tensor:
         other = source[0]
@@ -333,7 +333,7 @@ def _untyped(storage: Any) -> torch.UntypedStorage:
 def _resize(
     operator: Any, by_shape: Kernel, tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None
 ) -> torch.Tensor:
-    """Run `resize_`: grows the storage if the new geometry needs more of it."""
+    """Run `resize_`: grow the storage if the new geometry needs more bytes."""
     storage = tensor.untyped_storage()
     elements = prod(size) + int(tensor.storage_offset())
     record = tensors.record_of(storage) or tensors.attach(storage, 0)
@@ -345,13 +345,13 @@ def _resize(
 
 
 def _record_stream(operator: Any, by_shape: Kernel, tensor: torch.Tensor, stream: torch.Stream) -> None:
-    """Run `record_stream` of the allocator."""
+    """Run `record_stream` on the allocator."""
     ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.view_ns
     tensors.use_on_stream(tensor, stream.stream_id)
 
 
 def _like(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
-    """Run `zeros_like` and similar operators: a tensor of the host or of meta, if `device` says so."""
+    """Run `zeros_like` or similar; `device` may request a host or meta tensor."""
     device = kwargs.get("device")
     if device is None or tensors.is_simulated(device):
         result: torch.Tensor = by_shape(*args, **kwargs)
@@ -366,7 +366,7 @@ def _like(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
 
 
 def _filled(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Run `fill_`, `full`, `ones`, `zeros`, `zero_` or `scalar_tensor`: a number that comes from the host."""
+    """Run `fill_`, `full`, `ones`, `zeros`, `zero_` or `scalar_tensor` with a number from the host."""
     name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(*args, **kwargs)
     value = _OF_NAME[name] if name in _OF_NAME else args[name != "scalar_tensor"]
@@ -380,7 +380,7 @@ _OF_NAME = {"ones": 1, "zeros": 0, "zero_": 0}
 
 
 def _numbered(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Run `arange` and similar operators, whose numbers follow from their arguments."""
+    """Run `arange` or similar, whose numbers follow from the arguments."""
     result: torch.Tensor = by_shape(*args, **kwargs)
     if ACCELERATOR.follows_numbers and result.nbytes <= MOST_LISTED and "out" not in kwargs:
         on_host = {"device": torch.device("cpu"), "dtype": result.dtype, "pin_memory": False}
@@ -391,7 +391,7 @@ def _numbered(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> tor
 def _compared(
     operator: Any, by_shape: Kernel, first: torch.Tensor, second: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Run `==`, `<` and the others: the answers of healthy training (`known_values.py`)."""
+    """Run `==`, `<` or similar, with the results of healthy training (`known_values.py`)."""
     name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(first, second, **kwargs)
     unknown = known_of(result) is None and choice_of(result) is None and tensors.is_on_device(first)
@@ -403,7 +403,7 @@ def _compared(
 
 
 def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    """Run `isnan`, `isinf` and similar operators: simulated numbers are finite, unless they are known."""
+    """Run `isnan`, `isinf` or similar: simulated numbers are finite unless known otherwise."""
     result: torch.Tensor = by_shape(tensor, **kwargs)
     if known_of(result) is None and choice_of(result) is None:
         learn(result, False, assumed=tensors.Assumed.GUESS)
@@ -411,7 +411,7 @@ def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any)
 
 
 def _found(operator: Any, by_shape: Kernel, elements: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Run `isin`: no unknown whole number (a sampled token) is one of those looked for; reported."""
+    """Run `isin`: no unknown whole number (a sampled token) is among the elements; this is reported."""
     result: torch.Tensor = by_shape(elements, *args, **kwargs)
     is_whole = isinstance(elements, torch.Tensor) and not elements.is_floating_point()
     if ACCELERATOR.follows_numbers and is_whole and known_of(result) is choice_of(result) is None:
@@ -421,7 +421,7 @@ def _found(operator: Any, by_shape: Kernel, elements: Any, *args: Any, **kwargs:
 
 
 def _index(operator: Any, by_shape: Kernel, tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
-    """Run `tensor[indices]`: indices of the host have values."""
+    """Run `tensor[indices]`; host indices have values."""
     if any(index is not None and index.is_cpu for index in indices):
         indices = on_host_resolved(tensor, indices)
     result: torch.Tensor = by_shape(tensor, by_places(indices))
@@ -431,7 +431,7 @@ def _index(operator: Any, by_shape: Kernel, tensor: torch.Tensor, indices: Seque
 def _masked_fill(
     operator: Any, by_shape: Kernel, tensor: torch.Tensor, mask: torch.Tensor, value: Any
 ) -> torch.Tensor:
-    """Run `masked_fill`: a tensor of the host is read, and its number travels with the launch."""
+    """Run `masked_fill`: the number of a host tensor is read and becomes part of the launch."""
     if isinstance(value, torch.Tensor) and value.is_cpu and value.dim() == 0:
         by_shape, value = getattr(operator.overloadpacket, "Scalar", operator), value.item()
     result: torch.Tensor = by_shape(tensor, mask, value)
@@ -441,7 +441,7 @@ def _masked_fill(
 def _counted(
     operator: Any, by_shape: Kernel, values: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Run `bincount` or `histc`: a router's load is assumed balanced over all bins, and reported so."""
+    """Run `bincount` or `histc`: a router's load is assumed balanced over all bins, and reported."""
     name = operator._schema.name.removeprefix("aten::")
     weights = kwargs.get("weights", args[0] if args and name == "bincount" else None)
     numbers = whole_numbers(values) if name == "bincount" and weights is None else None
@@ -470,7 +470,7 @@ def _repeated(
     output_size: int | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Run `repeat_interleave` of counts: known ones, as a balanced router's, say how long the result is."""
+    """Run `repeat_interleave`: known counts, e.g. of a balanced router, determine the result's length."""
     if output_size is None:
         numbers = whole_numbers(repeats)
         if numbers is None:
@@ -483,7 +483,7 @@ def _repeated(
 
 
 def _convolution(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
-    """Run a convolution or its gradients: with channels last, if cuDNN chooses them by input and weight."""
+    """Run a convolution or its gradients; channels last if cuDNN chooses so for input and weight."""
     backward, made = "backward" in operator._schema.name, by_shape(*args, **kwargs)
     x, weight = args[backward : backward + 2]
     format_ = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
@@ -498,7 +498,7 @@ def _convolution(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> 
 
 SPECIAL_OPERATORS: dict[str, Kernel] = {
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
-    # CUDA's kernel takes no other format.
+    # CUDA's kernel supports no other format.
     "native_group_norm": lambda operator, by_shape, x, *args: by_shape(x.contiguous(), *args),
     **dict.fromkeys(LIKE, _like), "_local_scalar_dense": _item, "equal": _equal, "allclose": _equal,
     "_is_all_true": _all_valid, "_to_copy": _to_copy, "copy_": _copy, "_copy_from": _copy,

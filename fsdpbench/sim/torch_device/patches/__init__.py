@@ -1,1 +1,1 @@
-"""Changes to torch while the simulated device runs."""
+"""Changes to torch while the simulated device is in use."""

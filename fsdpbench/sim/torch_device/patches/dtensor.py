@@ -1,14 +1,14 @@
-"""Shortcuts for DTensor's sharding propagation in optimizers, its random state, and FSDP2's chunks.
+"""Shortcuts for DTensor's sharding propagation in optimizers and its random state, and for FSDP2's chunks.
 
-DTensor finds the sharding of an operator's outputs by comparing strategies for each of its inputs, on fake
-tensors. For a fused optimizer over all parameters of a model these are thousands, which take longer than the
-whole step (0.4 s for a GPT of 2.8 B, 3 s for one of 175 B). The result is known: an operator that is
-element-wise, returns nothing, and whose lists agree in their placements runs on the local shards as it is.
+DTensor determines the sharding of an operator's outputs by comparing strategies for each input, on fake
+tensors. A fused optimizer over all parameters of a model has thousands of inputs, which takes longer than
+the whole step (0.4 s for a GPT of 2.8 B, 3 s for one of 175 B). The result is known: if an operator is
+element-wise, returns nothing, and its lists agree in placements, it runs on local shards unchanged.
 
-The geometry of an output comes from a run on fake tensors, a millisecond for each shape of a parameter.
-Results of `detach`, and of `empty_like` of a dense tensor, have that of the argument.
+DTensor finds the geometry of an output by a run on fake tensors, which takes a millisecond per parameter
+shape. Results of `detach`, and of `empty_like` of a dense tensor, have the geometry of the argument.
 
-Anything else runs torch's code. The result is the same, only sooner; nothing simulated depends on it.
+All other operators run torch's code. The shortcuts only save time; nothing simulated depends on them.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ _ELEMENTWISE = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad",
 
 
 def install_sharding_shortcut() -> None:
-    """Put the shortcut in front of this process's propagation, in both its forms."""
+    """Add the shortcut to this process's propagator, in its cached and its uncached form."""
     propagator = expect(op_dispatcher, "sharding_propagator")
     for name in ("propagate_op_sharding", "propagate_op_sharding_non_cached"):
         replace(propagator, **{name: _with_shortcut(expect(propagator, name))})
@@ -61,7 +61,7 @@ def _with_known_geometry(original: Callable[..., Any], op_schema: Any) -> Any:
 
 
 def geometry_of_output(op_schema: Any) -> Any:
-    """Return shape, strides and dtype of an operator's result, if it needs no run on fake tensors."""
+    """Return shape, strides and dtype of an operator's result if no run on fake tensors is needed."""
     name = op_schema.op._schema.name
     arguments = op_schema.args_schema
     if name not in _ALIKE or len(arguments) != 1 or not isinstance(arguments[0], DTensorSpec):
@@ -78,13 +78,13 @@ def geometry_of_output(op_schema: Any) -> Any:
 
 
 def _on_more_dimensions(original: Callable[..., Any], op_strategy: Any, op_schema: Any) -> None:
-    """Call DTensor's propagation of a flag that meshes of one dimension never have."""
+    """Call DTensor's propagation of a flag that one-dimensional meshes never have."""
     if op_strategy.mesh.ndim > 1:
         original(op_strategy, op_schema)
 
 
 def runs_on_local_shards(op_schema: Any) -> bool:
-    """Return whether an operator over DTensors needs no communication and returns nothing."""
+    """Return whether an operator on DTensors needs no communication and returns nothing."""
     operator: Any = op_schema.op
     if operator._schema.returns or not operator._schema.name.startswith(_ELEMENTWISE):
         return False
@@ -97,7 +97,7 @@ def runs_on_local_shards(op_schema: Any) -> bool:
 
 
 def _agree(specs: tuple[DTensorSpec, ...]) -> bool:
-    """Return whether mesh and placements are equal, none partial; numbers (step counts) are everywhere."""
+    """Return whether meshes and placements are equal and not partial; numbers (step counts) always agree."""
     sharded = [spec for spec in specs if spec.ndim > 0]
     if not sharded:
         return True
@@ -108,11 +108,11 @@ def _agree(specs: tuple[DTensorSpec, ...]) -> bool:
 
 
 def install_random_state() -> None:
-    """Keep DTensor's random state on the host, without comparing the ranks' states, for the simulated device.
+    """Keep DTensor's random state on the host for the simulated device, without comparing ranks' states.
 
-    torch copies the state to the device to send rank 0's to all, and back before each random operator.
-    Simulated tensors lose their values on the way, and torch's decision would be reported as the script's.
-    All simulated ranks are one: their states agree.
+    torch copies the state to the device to broadcast it from rank 0, and back before each random operator.
+    Simulated tensors would lose the values, and torch's decision would be reported as the script's.
+    All simulated ranks are one, so their states agree.
     """
     copied = expect(OffsetBasedRNGTracker, "_get_device_state")
     replace(
@@ -139,10 +139,10 @@ def _on_the_host(original: Callable[..., Any], self: Any) -> torch.Tensor:
 
 
 class Chunks(Sequence[torch.Tensor]):
-    """Chunks as of `torch.chunk`, padded with empty tensors to `count`; each is made on access.
+    """Chunks like those of `torch.chunk`, padded with empty tensors to `count`; created on access.
 
-    FSDP2 cuts every parameter into a shard for each rank and keeps its own; on 512 ranks the others were a
-    sixth of a run's time. Only for parameters on the meta device: cuts of others are operators with a price.
+    FSDP2 cuts every parameter into one shard per rank and keeps its own; on 512 ranks, the other shards
+    took a sixth of a run's time. Only for meta parameters: elsewhere each cut is an operator with a price.
     """
 
     def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
@@ -169,7 +169,7 @@ class Chunks(Sequence[torch.Tensor]):
 
 
 def cut_when_asked(original: Callable[..., Any], tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
-    """Call FSDP2's `_chunk_with_empty`, for `num_chunks` along `dim`."""
+    """Replace FSDP2's `_chunk_with_empty`: cut meta tensors along `dim` into `num_chunks` lazily."""
     if tensor.is_meta and tensor.size(dim) > 0:
         return Chunks(tensor, num_chunks, dim)
     return original(tensor, num_chunks, dim)

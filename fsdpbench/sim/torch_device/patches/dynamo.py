@@ -1,7 +1,7 @@
-"""A stand-in for `torch._dynamo`: nothing is compiled here, and its import takes a quarter second.
+"""Stand-in for `torch._dynamo`, whose import takes a quarter second, until something is compiled.
 
-Eager code needs little of it: optimizers break graphs that are not traced, hooks disable a compiler that is
-not there. Any other attribute imports the real one, which replaces the stand-in from then on.
+Eager code needs few of its functions: optimizers break graphs (none is traced), hooks disable the compiler
+(none is loaded). Any other attribute imports the real module, which then replaces the stand-in.
 """
 
 import functools
@@ -26,14 +26,14 @@ _FOLDER = Path(torch.__file__).parent / _ATTRIBUTE
 
 
 def stand_in_for_dynamo() -> None:
-    """Install the stand-in for `import torch._dynamo`, unless the real one is imported already."""
+    """Install the stand-in for `import torch._dynamo`, unless the real module is already imported."""
     if _NAME not in sys.modules:
         stand_in = sys.modules[_NAME] = _StandIn(_NAME)
         setattr(torch, _ATTRIBUTE, stand_in)
 
 
 def import_config() -> ModuleType:
-    """Import the compiler's settings without it; the real one finds them imported, with their values."""
+    """Import the compiler's settings without the compiler, which later finds them, with their values."""
     name = f"{_NAME}.config"
     if name not in sys.modules:
         spec = importlib.machinery.PathFinder.find_spec(name, [str(_FOLDER)])
@@ -45,7 +45,7 @@ def import_config() -> ModuleType:
 
 
 class _Part:
-    """The submodule `name` with its `known` attributes. The rest is looked up in the real one."""
+    """Submodule `name` with its `known` attributes; others are looked up in the real module."""
 
     def __init__(self, name: str, **known: Callable[..., Any]) -> None:
         self._name = name
@@ -56,11 +56,11 @@ class _Part:
 
 
 def _clear_lru_cache() -> None:
-    """Do nothing: process groups clear rules of the compiler, and none were made."""
+    """Do nothing: process groups clear the compiler's rules, and there are none."""
 
 
 def _get_optimize_ddp_mode() -> str:
-    """Return the one mode that DDP must know about; the default is another."""
+    """Return the only mode that matters to DDP; the default is another."""
     if import_config().optimize_ddp is True:
         return "ddp_optimizer"
     mode: str = _real().utils.get_optimize_ddp_mode()
@@ -78,29 +78,29 @@ class _StandIn(ModuleType):
 
     @staticmethod
     def graph_break(msg: str = "") -> None:
-        """Do nothing, as the real one where no graph is traced."""
+        """Do nothing, like the real function if no graph is traced."""
 
     @staticmethod
     def disable_nested_graph_breaks() -> AbstractContextManager[None]:
-        """Do nothing: torch 2.14's device meshes call it."""
+        """Do nothing; device meshes of torch 2.14 call it."""
         return nullcontext()
 
     @staticmethod
     def disable(
         fn: Callable[..., Any] | None = None, recursive: bool = True, **about: Any
     ) -> Callable[..., Any]:
-        """Return `fn`, or a decorator: without a compiler nothing needs a guard against it."""
+        """Return `fn` or a decorator unchanged: without a compiler there is nothing to disable."""
         return (lambda found: found) if fn is None else fn
 
     def __getattr__(self, name: str) -> Any:
-        # A search through all modules for one of Python's own names does not need the compiler.
+        # Looking up Python's own names on all modules does not need the compiler.
         if name.startswith("__") and name != "__path__":
             raise AttributeError(name)
         return getattr(_real(), name)
 
 
 def use_real_dynamo() -> None:
-    """Replace the stand-in by the real one before something compiles; `disable` acts on later functions."""
+    """Replace the stand-in by the real module before a compilation, so that `disable` takes effect."""
     _real()
 
 
@@ -112,10 +112,10 @@ def _real() -> ModuleType:
 
 
 def passing_to(call: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    """Return a function that wraps another one: its wrapper returns `call(function, *arguments)`.
+    """Return a function that wraps another one; the wrapper returns `call(function, *arguments)`.
 
-    The wrapper takes the function's name, docstring and `__wrapped__`, by which torch and Dynamo find it. The
-    parameters of `call` behind the function have its own names, so that a script may give them by keyword.
+    The wrapper has the function's name, docstring and `__wrapped__`, by which torch and Dynamo find it. After
+    its first parameter, `call` must name parameters like the function, so that scripts may use keywords.
     """
 
     def wrap(function: Any) -> Callable[..., Any]:
@@ -131,8 +131,8 @@ def passing_to(call: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
 
 
 def as_function(found: Any) -> Any:
-    """Return a method as a function of its own, as torch has there: Dynamo looks functions up by identity,
-    and its table must hold no two equal ones."""
+    """Return a method as a separate function, as torch has there: Dynamo looks up functions by identity, and
+    its table must not hold two equal ones."""
     if not isinstance(found, MethodType):
         return found
 
@@ -144,11 +144,11 @@ def as_function(found: Any) -> Any:
 
 
 def _require_names(call: Callable[..., Any], function: Any) -> None:
-    """Raise `TypeError` where a keyword of `function` would miss the parameter of `call` in its place."""
+    """Raise `TypeError` if a parameter of `call` has another name than that of `function` in its place."""
     try:
         theirs = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return  # a builtin, whose parameters have no names here
+        return  # a builtin, whose parameter names are unknown
     mine = list(inspect.signature(call).parameters.values())[1:]
     for one, other in zip(mine, theirs, strict=False):
         if one.kind is not one.POSITIONAL_OR_KEYWORD or other.kind is not other.POSITIONAL_OR_KEYWORD:
@@ -158,7 +158,7 @@ def _require_names(call: Callable[..., Any], function: Any) -> None:
 
 
 def stand_in_for_builtin(original: Any, replacement: Any) -> None:
-    """Give `replacement` the meaning of `original` in scripted code."""
+    """Make scripted code treat `replacement` like `original`."""
     name = find_builtin(original)
     if name is not None:
         register_builtin(replacement, name)

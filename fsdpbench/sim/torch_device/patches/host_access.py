@@ -1,6 +1,6 @@
-"""Python's access to the host's memory without torch's operators: pinning and reading it, parameters' data.
+"""Python's access to host memory without torch's operators: pinning, reading, and the data of parameters.
 
-The sanitizer follows such reads: they may come before a copy from the device is done.
+The sanitizer follows such reads, because they may come before a copy from the device has ended.
 """
 
 import functools
@@ -19,7 +19,7 @@ from fsdpbench.sim.torch_device.tensors import is_pinned as lies_in_pinned_memor
 
 
 def install_host_access(accelerator: Accelerator) -> None:
-    """Patch `Tensor.pin_memory`, `is_pinned`, `tolist`, `numpy`, `torch.save`, and C++ that reads values."""
+    """Patch `Tensor.pin_memory`, `is_pinned`, `tolist`, `numpy`, `torch.save`, and reads by C++ code."""
     _patch_pinning(accelerator)
     _patch_reads(accelerator)
     healthy = functools.partial(_of_healthy_windows, accelerator)
@@ -27,7 +27,7 @@ def install_host_access(accelerator: Accelerator) -> None:
 
 
 def _of_healthy_windows(accelerator: Accelerator, istft: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call `istft`: that windows overlap, which C++ reads from the device, is let pass."""
+    """Call `istft`, accepting its check on the device that windows overlap enough."""
     with replaced(accelerator, trusts_windows=True):
         return istft(*args, **kwargs)
 
@@ -35,7 +35,7 @@ def _of_healthy_windows(accelerator: Accelerator, istft: Any, *args: Any, **kwar
 def _by_lengths(
     ctc_loss: Callable[..., torch.Tensor], scores: Any, targets: Any, *given: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Call `ctc_loss` with lengths as lists: under a mode, torch would use tensors of the host in kernels."""
+    """Call `ctc_loss` with lengths as lists: under a dispatch mode, kernels would get host tensors."""
     lists = [each.tolist() if isinstance(each, torch.Tensor) else each for each in given]
     return ctc_loss(scores, targets, *lists, **kwargs)
 
@@ -87,7 +87,7 @@ def _patch_reads(accelerator: Accelerator) -> None:
 
 
 def _saved_tensor(value: Any) -> torch.Tensor | None:
-    """Return a tensor, or one over the storage that `pickle` saves of it."""
+    """Return a tensor, or a tensor over the storage that `pickle` saves; None for other values."""
     if isinstance(value, torch.storage.TypedStorage):
         value = value.untyped()
     if isinstance(value, torch.UntypedStorage) and value.device.type == "cpu":
@@ -100,15 +100,15 @@ _GRAD_ELSEWHERE = "_sim_grad_elsewhere"
 
 
 def install_two_sided_parameters() -> None:
-    """Let `Tensor.data` be assigned across host and device, as FSDP1 does to offload or save parameters, and
-    `Module.to`: optimizers made before it, and modules that share a weight, keep the parameter.
+    """Let assignments to `Tensor.data` cross between host and device, as FSDP1 (offload, saving) and
+    `Module.to` need: optimizers created earlier, and modules that share a weight, keep the parameter.
 
-    torch lets `parameter.data = tensor` change between devices that it knows. For others the implementation
-    behind the Python object has to be swapped. Autograd's graph, accumulators and hooks belong to the
-    implementation, so that each side is kept and restored with its device:
+    torch allows `parameter.data = tensor` to change the device only between known devices. For others, the
+    implementation behind the Python object must be swapped. Autograd's graph, accumulators and hooks belong
+    to the implementation, so each side is kept and restored with its device:
         Python object ──> [device side: accumulator, hooks]        parameter.data = host tensor
                           [host side                      ]  ───>  swaps the two; data is set on the new side
-    A gradient stays with the Python object, also while it is on the other side (FSDP1 reshards a parameter to
+    A gradient stays with the Python object even while it is on the other side (FSDP1 reshards a parameter to
     the host before it reduces the gradient on the device).
     """
     data: Any = torch.Tensor.data
@@ -125,14 +125,14 @@ def install_two_sided_parameters() -> None:
 
 
 def _is_assigned(original: Callable[..., bool], tensor: Any, moved: Any) -> bool:
-    """Return whether `Module.to` assigns what it has moved, as between CPU and CUDA."""
+    """Return whether `Module.to` assigns the moved tensor, as between CPU and CUDA."""
     crosses = isinstance(tensor, torch.nn.Parameter) and is_on_device(tensor) != is_on_device(moved)
     return original(tensor, moved) or (crosses and not (tensor.is_meta or moved.is_meta))
 
 
 def _change_side(tensor: torch.Tensor, value: torch.Tensor, data: Any, grad: Any) -> None:
     kept = vars(tensor)
-    is_flat = isinstance(tensor, FlatParameter)  # a marked `nn.Parameter`
+    is_flat = isinstance(tensor, FlatParameter)  # an `nn.Parameter` with a mark
     if is_flat:
         _keep_gradients()
         gradient = grad.__get__(tensor)
@@ -155,7 +155,7 @@ def _change_side(tensor: torch.Tensor, value: torch.Tensor, data: Any, grad: Any
 
 @functools.cache
 def _keep_gradients() -> None:
-    """Make parameters show a gradient of the other side, once one changes sides: it slows all accesses."""
+    """Make parameters show gradients of the other side. Installed when needed: it slows all accesses."""
     grad: Any = torch.Tensor.grad
 
     def read(self: torch.Tensor) -> torch.Tensor | None:

@@ -1,39 +1,39 @@
-"""Patches of torch for the simulated device, each with its reason.
+"""Patches of torch for the simulated device, with the reason for each.
 
-Everything else uses torch's extension points. No patch changes other devices. Spans of the profiler and calls
-of modules are recorded where a simulated trace runs; spans never cost simulated time.
+All else uses torch's extension points. No patch changes other devices. During a simulated trace, profiler
+spans and module calls are recorded; spans never cost simulated time.
 
 ==============================================  ==========================================================
-`UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and takes buffers by resizing storages; the
+`UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and reallocates buffers by resizing storages;
 `data_ptr`, `__len__`                           simulated storages keep their size in a `StorageRecord`
-`UntypedStorage(n, device=)`, `to`, `cpu`,      loading, staging and saving checkpoints makes and copies
+`UntypedStorage(n, device=)`, `to`, `cpu`,      loading, staging and saving checkpoints creates and copies
 `copy_`                                         storages directly
-`Tensor.data_ptr`                               the simulated address
-`Tensor.data` (assignment), `Parameter.grad`     torch refuses data of another device for devices it does not
-                                                know; FSDP1 moves parameters in that way (`host_access.py`)
+`Tensor.data_ptr`                               returns the simulated address
+`Tensor.data` (assignment), `Parameter.grad`     torch refuses data of another device unless it knows both
+                                                devices; FSDP1 moves parameters this way (`host_access.py`)
 `Tensor.__repr__`, `Tensor.tolist`              printing must not read data
-`Tensor.numpy`, `torch.save`                    reads of the host's memory that the sanitizer has to see
-`Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
-`Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks; the
-                                                device's tensors cannot be pinned
+`Tensor.numpy`, `torch.save`                    the sanitizer must see these reads of host memory
+`Tensor.__deepcopy__`                           a deep copy would clone storages byte by byte
+`Tensor.pin_memory`, `is_pinned`                torch asks the accelerator's C++ hooks to pin memory; device
+                                                tensors cannot be pinned
 `nn.Module.__call__`                            a module call and its hooks cost CPU time
 `profiler.record_function`                      spans in simulated time
-`_C._profiler._RecordFunctionFast`              the same, for those who use the fast one
+`_C._profiler._RecordFunctionFast`              the same for code that uses the fast variant
 `torch.accelerator`'s streams and memory        its C++ has no hooks for a device written in Python
 `autograd._engine_run_backward`                  nodes run on the streams of forward (`backward_streams.py`)
-`torch.autocast.__exit__`                       ends the life of the casts that autocast keeps
-DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that are not there
-DDP's constructor                               finds unused parameters, as its C++ cannot; notes the stream
-DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
-                                                one-dimensional meshes, where it is skipped
+`torch.autocast.__exit__`                       ends the lifetime of the casts that autocast caches
+DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that do not run
+DDP's constructor                               finds unused parameters, which its C++ cannot; notes streams
+DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; skipped on
+                                                one-dimensional meshes, where it has no effect
 DTensor's `propagate_op_sharding`, random state see `dtensor.py`
-FSDP2's `_chunk_with_empty`                     cuts a shard for every rank; see `dtensor.py`
-`all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
-`gather_object`, `scatter_object_list`          to hold this one's
-FSDP1's `_allgather_state_info`,                states of parameters that no shard of this rank has a part
-`_map_param_key_to_optim_keys`                  of; see `install_states_of_other_ranks`
+FSDP2's `_chunk_with_empty`                     creates a shard for every rank; see `dtensor.py`
+`all_gather_object`, `broadcast_object_list`,   pickled objects would be sent as data; every rank is assumed
+`gather_object`, `scatter_object_list`          to hold this rank's objects
+FSDP1's `_allgather_state_info`,                states of parameters of which this rank's shards hold no
+`_map_param_key_to_optim_keys`                  part; see `install_states_of_other_ranks`
 `torch._dynamo`                                 a stand-in until it is needed (`dynamo.py`)
-DCP's `_validate_global_plan`                   every rank's plan is this one's, so that shards of others miss
+DCP's `_validate_global_plan`                   all ranks have this rank's plan, so other shards are missing
 ==============================================  ==========================================================
 """
 
@@ -68,12 +68,12 @@ from fsdpbench.sim.torch_device.patches.host_access import install_host_access, 
 from fsdpbench.sim.torch_device.strict.words import error_text
 
 _RANDOM_STATE = 1 << 13
-"""Bytes of the largest storage that keeps its contents when a checkpoint is loaded straight to the device."""
+"""Maximum bytes of a storage that keeps its contents when a checkpoint is loaded directly to the device."""
 _OUTSIDE = -1
 
 
 def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Return `__enter__` and `__exit__` for a class of spans with a `name` that has torch's own."""
+    """Return `__enter__` and `__exit__` for a class of spans with a `name`, based on its own methods."""
     original_enter: Any = span_type.__enter__  # type: ignore[attr-defined]
     original_exit: Any = span_type.__exit__  # type: ignore[attr-defined]
     profiling = profiler_enabled
@@ -93,7 +93,7 @@ def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[...
 
 
 def _begin(name: str) -> int:
-    """Tell who follows; return when the span began, `_OUTSIDE` of a trace."""
+    """Notify the observers; return the span's start, or `_OUTSIDE` without a trace."""
     if ACCELERATOR.sanitizer is not None:
         ACCELERATOR.sanitizer.enter(name)
     if ACCELERATOR.account is not None:
@@ -111,7 +111,7 @@ def _end(name: str, start: int) -> None:
 
 
 class FastSpan:
-    """Replacement of `torch._C._profiler._RecordFunctionFast`, whose C++ type cannot be patched."""
+    """Replacement for `torch._C._profiler._RecordFunctionFast`, whose C++ type cannot be patched."""
 
     __slots__ = ("_original", "_sim_start", "name")
     _original_type = RecordFunctionFast
@@ -137,17 +137,17 @@ class FastSpan:
 
 
 def install_module_calls(accelerator: Accelerator) -> None:
-    """Replace `nn.Module.__call__` by one that costs CPU time for the call and its hooks.
+    """Replace `nn.Module.__call__` by a function that adds CPU time for the call and its hooks.
 
-    Dynamo decides by a function's file and name: it traces torch's `nn.Module.__call__`, and starts no graph
-    at it. The replacement has the same file and name, so that its decisions stay the same.
+    Dynamo decides by a function's file and name: it traces torch's `nn.Module.__call__`, but starts no graph
+    there. The replacement has the same file and name, so Dynamo's decisions do not change.
     """
     module_type = torch.nn.Module
     original: Callable[..., Any] = module_type.__call__
     compiles = torch.compiler.is_compiling
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if compiles():  # Dynamo evaluates this to True, and does not trace the rest
+        if compiles():  # Dynamo evaluates this to True and does not trace the rest
             return original(self, *args, **kwargs)
         costs = accelerator.cpu_costs
         if costs is not None:
@@ -163,7 +163,7 @@ def install_module_calls(accelerator: Accelerator) -> None:
 
 @functools.cache
 def apply_patches(accelerator: Accelerator) -> None:
-    """Apply all of them once a process."""
+    """Apply all patches, once per process."""
     stand_in_for_dynamo()
     _patch_storages()
     _patch_copies_of_storages(accelerator)
@@ -176,7 +176,7 @@ def apply_patches(accelerator: Accelerator) -> None:
     _patch_accelerator()
     _patch_autocast()
     _patch_backward(accelerator)
-    # A build with cuDNN would join a recurrent layer's weights by a kernel of the real GPU.
+    # A build with cuDNN would flatten a recurrent layer's weights with a kernel of the real GPU.
     patch("use_cudnn_rnn_flatten_weight", lambda original: lambda: False)
     _patch_distributed(accelerator)
 
@@ -358,14 +358,14 @@ def _patch_autocast() -> None:
 
 
 def _patch_distributed(accelerator: Accelerator) -> None:
-    # DDP's comparison of shapes among ranks, which are not there.
+    # DDP compares shapes among ranks, but the others do not run.
     patch("verify_param_shape_across_processes", lambda original: lambda group, *args: (
         None if isinstance(group, SimProcessGroup) else original(group, *args)
     ))  # fmt: skip
     ddp = torch.nn.parallel.DistributedDataParallel
     join_hook, by_all = ddp.join_hook, {"divide_by_initial_world_size": True}
     replace(ddp, __init__=_without_graphs(ddp.__init__, accelerator))
-    # No rank leaves `Join` early; C++ would wait without end for a work whose part in Python is gone.
+    # No rank leaves `Join` early. C++ would wait forever for a work whose Python part is gone.
     replace(ddp, join_hook=lambda self, **given: join_hook(self, **given | by_all))
     patch_symmetric_memory(accelerator)
     _replace_collectives_of_objects()
@@ -377,8 +377,8 @@ def _patch_distributed(accelerator: Accelerator) -> None:
 
 
 def _without_graphs(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
-    """Wrap DDP's constructor: flags for which its C++ needs pinned memory of the device become a hook that
-    lets backward reach unused parameters; nodes that accumulate gradients are kept."""
+    """Wrap DDP's constructor. Options for which its C++ needs pinned device memory become a hook that makes
+    backward reach unused parameters; nodes that accumulate gradients are kept."""
 
     @functools.wraps(init)
     def construct(self: Any, module: Any, *args: Any, **options: Any) -> None:
@@ -389,7 +389,7 @@ def _without_graphs(init: Callable[..., None], accelerator: Accelerator) -> Call
                 options[name] = False
         init(self, module, *args, **options)
         accelerator.backward.keep_accumulators(filter(tensors.is_on_device, module.parameters()))
-        self.find_unused_parameters = "find_unused_parameters" in asked  # results go through a node of torch
+        self.find_unused_parameters = "find_unused_parameters" in asked  # results pass through torch's node
         if asked:
             self.register_forward_hook(reaching_unused("static_graph" in asked))
 
@@ -411,7 +411,7 @@ def _replace_collectives_of_objects() -> None:
 
 
 def in_simulated_groups(original: Callable[..., Any], call: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """Return a collective that is `call` of its arguments by name, if its group is simulated."""
+    """Return a collective that calls `call` with its arguments by name if its group is simulated."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -425,7 +425,7 @@ def in_simulated_groups(original: Callable[..., Any], call: Callable[[Mapping[st
 
 
 def _all_alike(given: Mapping[str, Any]) -> None:
-    """Gather this rank's object from all ranks."""
+    """Gather the objects of all ranks; without other ranks, this rank's object from each."""
     gathered = given.get("object_list", given.get("object_gather_list"))
     objects = _group_of(given).stages.objects(given["obj"])
     if objects is not None and gathered is not None:
@@ -437,7 +437,7 @@ def _all_alike(given: Mapping[str, Any]) -> None:
 
 
 def _as_if_sent(given: Mapping[str, Any]) -> None:
-    """Leave the objects as they are: this rank sends them, or another one is assumed to send the same."""
+    """Keep the objects: this rank sends them, or the sender is assumed to send the same."""
     objects = _group_of(given).stages.objects(given["object_list"])
     if objects is not None:
         given["object_list"][:] = objects[_source(given)]
@@ -452,12 +452,12 @@ def _first_for_this_rank(given: Mapping[str, Any]) -> None:
         given["scatter_object_output_list"][0] = objects[_source(given)][dist.get_rank(given.get("group"))]
     elif scattered and _is_source(given):
         given["scatter_object_output_list"][0] = scattered[0]
-    elif dist.get_rank() == 0:  # others receive from it, where ranks are compared
+    elif dist.get_rank() == 0:  # when ranks are compared, the others receive from it
         raise NotImplementedError("scatter_object_list from another rank: only rank 0 runs, others have none")
 
 
 def _to_another(given: Mapping[str, Any]) -> None:
-    """Send objects to a rank of another stage, which gets them as they are."""
+    """Send objects to a rank of another stage, which receives them unchanged."""
     peer = _source(given, "dst")
     _stages_with(given, peer).send("send objects to", peer, "objects", given["object_list"])
 
@@ -479,7 +479,7 @@ def _group_of(given: Mapping[str, Any]) -> Any:
 
 
 def _source(given: Mapping[str, Any], place: str = "src") -> int:
-    """Return the rank in the group of the one at the other end of a collective of objects, by default 0."""
+    """Return the group rank of the peer in a collective of objects, by default 0."""
     of_world, of_group = given.get(place), given.get(f"group_{place}")
     if of_group is not None or of_world is None:
         return of_group or 0
@@ -501,7 +501,7 @@ def _patch_checkpoint_plans() -> None:
     deduplicated = expect(planner, "dedup_save_plans")
 
     def dedup_save_plans(plans: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keep all of rank 0's plan: all ranks have the same, and the others save nothing."""
+        """Keep all of rank 0's plan: all ranks have the same plan, and the others save nothing."""
         if not _others_are_simulated():
             return deduplicated(plans, *args, **kwargs)
         return [plans[0], *(dataclasses.replace(plan, items=[]) for plan in plans[1:])]
@@ -510,7 +510,7 @@ def _patch_checkpoint_plans() -> None:
 
 
 def _valid_as_it_is(original: Any) -> Callable[..., Any]:
-    """Accept a plan of everything that all ranks save, where the others' parts are missing."""
+    """Accept a plan of what all ranks save although the others' parts are missing."""
     fine: Any = True if original.__annotations__.get("return") in (bool, "bool") else []
 
     def validate(global_plan: Any, metadata: Any) -> Any:
@@ -520,18 +520,18 @@ def _valid_as_it_is(original: Any) -> Callable[..., Any]:
 
 
 def install_states_of_other_ranks() -> None:
-    """Answer FSDP1's two questions for the ranks that are not there.
+    """Answer two queries of FSDP1 for ranks that do not run.
 
-    A rank has states of the parameters that its shards hold a part of. To gather them, torch asks all ranks
-    for the names of theirs, and for dtypes, steps and sizes. Ranks that are not there answer as this one; so
-    a parameter whose parts are all elsewhere is given the states that another one of its unit has here."""
+    A rank has states of those parameters of which its shards hold a part. To gather states, torch asks all
+    ranks for the names of theirs, and for dtypes, steps and sizes. Ranks that do not run answer like this
+    one. So a parameter that is entirely on other ranks gets the states of another parameter of its unit."""
     known = _Known()
     patch("map_param_key_to_optim_keys", passing_to(known.keys_of_all))
     patch("allgather_state_info", passing_to(known.infos_of_all))
 
 
 class _Known:
-    """A state of this rank's optimizer, from which those of other ranks are inferred; holds no tensors."""
+    """An optimizer state of this rank, from which those of other ranks are inferred; holds no tensors."""
 
     def __init__(self) -> None:
         self._state: dict[str, Callable[[], Any]] = {}
@@ -546,7 +546,7 @@ class _Known:
         fqn_to_fsdp_param_info: Any,
         merge_keys: bool = False,
     ) -> Any:
-        """Return the keys of all ranks' states, sorted, and this rank's; `merge_keys`: original parameters.
+        """Return the sorted keys of all ranks' states, and this rank's; `merge_keys`: original parameters.
 
         Raises `NotImplementedError` if this rank holds no part of a trainable parameter.
         """
@@ -572,7 +572,7 @@ class _Known:
                 without.add(unit)
             else:
                 elsewhere.append((name, unit))
-        # A unit whose parameters have no states here did not run.
+        # If no parameter of a unit has states here, the unit did not run.
         missing = [name for name, unit in elsewhere if unit in with_states or unit not in without]
         if missing and not keys:
             raise NotImplementedError(error_text("torch_patches.states", missing[0]))
@@ -580,8 +580,8 @@ class _Known:
         return sorted({*keys, *here, *added}), here
 
     def infos_of_all(self, original: Any, fsdp_state: Any, input_states: Any) -> Any:
-        """Return what each rank of a unit's group reports about `input_states`: another one has all that this
-        one has, and for a parameter without states here those of another parameter."""
+        """Return what each rank of a unit's group reports about `input_states`: other ranks report what this
+        one has, and for parameters without states here those of another parameter."""
         infos = original(fsdp_state, input_states)
         if not isinstance(fsdp_state.process_group, SimProcessGroup):
             return infos

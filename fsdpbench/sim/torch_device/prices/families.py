@@ -1,7 +1,7 @@
-"""The table of prices: a rule for each family of operators; `families.toml` lists the operators.
+"""The table of prices: one rule per family of operators; `families.toml` lists the operators.
 
-An operator is one of: only geometry (free), a matrix product or convolution, attention, or limited by memory.
-Operators without a row are priced by their bytes as well, and reported as unknown, never silently free.
+An operator is free (geometry only), a matrix product or convolution, attention, or limited by memory.
+Operators without a row are also priced by their bytes and reported as unknown; they are never silently free.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from fsdpbench.sim.torch_device.strict.words import bind
 _TABLE = table_beside(__file__, "families.toml")
 _GRADIENTS = frozenset(f"{name}_backward" for name in _TABLE.pop("activations"))
 FAMILIES: Mapping[str, Sequence[str]] = _TABLE
-"""Operators by family, by name without namespace and overload: the rest of `families.toml`."""
+"""Operators by family, by name without namespace and overload (the rest of `families.toml`)."""
 _RULES: dict[str, products.Price] = {
     "only geometry": lambda call, costs: products.FREE,
     "matrix products": products.product(0), "scaled products": products.scaled,
@@ -64,7 +64,7 @@ _OF_USERS: dict[str, products.Price] = {}
 def price(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, costs: KernelCosts
 ) -> products.OperatorCost:
-    """Return the cost of a call `func(*args, **kwargs)` on meta tensors that returned `out`; never raises."""
+    """Return the cost of a call `func(*args, **kwargs)` on meta tensors that returned `out`; never raise."""
     outs = [i for i in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(i, torch.Tensor)]
     call = products.Call(func, args, kwargs, outs)
     own = _OF_USERS.get(func._schema.name)
@@ -72,7 +72,7 @@ def price(
 
 
 def price_of_kernel(name: str, arguments: Mapping[str, object], costs: KernelCosts) -> products.OperatorCost:
-    """Return the cost of a launch of the Triton kernel `name`; `arguments` by name, tensors on meta."""
+    """Return the cost of launching the Triton kernel `name`; `arguments` by name, tensors on meta."""
     operator = SimpleNamespace(_schema=SimpleNamespace(name=f"{_KERNELS}{name}"))
     tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
     rule = _OF_USERS.get(operator._schema.name) or OF_LIBRARIES.get(operator._schema.name, UNKNOWN)
@@ -80,12 +80,12 @@ def price_of_kernel(name: str, arguments: Mapping[str, object], costs: KernelCos
 
 
 def has_own_price(func: Any) -> bool:
-    """Return whether a user has set this operator's price, by whatever rule."""
+    """Return whether a user has set a price for this operator."""
     return func._schema.name in _OF_USERS
 
 
 def rule_of(func: Any) -> products.Price:
-    """Return the rule of an operator's family."""
+    """Return the price rule of an operator's family."""
     name = products.operator_name(func)
     found = OF_LIBRARIES.get(func._schema.name) or _BY_NAME.get(name)
     if found is not None:
@@ -100,9 +100,9 @@ def rule_of(func: Any) -> products.Price:
 
 
 def operator_price(name: Any) -> Callable[[products.Price], products.Price]:
-    """Let the decorated function price the operator `name` (`namespace::operator`), before the table's rule.
+    """Make the decorated function price the operator `name` (`namespace::operator`), not the table's rule.
 
-    `name` may be a Triton kernel, or `triton::` and its function's name. The `Call` of a kernel has its
+    `name` may be a Triton kernel, or `triton::` and the name of its function. The `Call` of a kernel has
     tensors as `args`, and tensors and numbers by name as `kwargs`; its results are unknown.
 
         from fsdpbench.sim.torch_device.prices import OperatorCost, operator_price, tensor_bytes
@@ -111,14 +111,14 @@ def operator_price(name: Any) -> Callable[[products.Price], products.Price]:
             duration = costs.memory_bound_ns(3 * tensor_bytes(call.outs[0]), "reduction")
             return OperatorCost("fused_norm_kernel", duration)
 
-    It is called once for each distinct call with a `Call` (meta tensors: shapes, strides, dtypes) and the
-    device's `KernelCosts`, and returns an `OperatorCost`. On real devices nothing calls it.
+    The function is called once for each distinct call, with a `Call` (meta tensors: shapes, strides, dtypes)
+    and the device's `KernelCosts`, and returns an `OperatorCost`. It is never called on real devices.
 
-    Raises `ValueError` if `name` has no namespace, or has a price of a user's already.
+    Raises `ValueError` if `name` has no namespace or already has a user's price.
     """
     if not isinstance(name, str):
         while not isinstance(getattr(name, "__name__", None), str) and hasattr(name, "fn"):
-            name = name.fn  # what tunes a kernel
+            name = name.fn  # the kernel inside an autotuner
         name = f"{_KERNELS}{getattr(name, '__name__', '')}"
     namespace, separator, operator = name.partition("::")
     if not (namespace and separator and operator):
@@ -138,8 +138,8 @@ def operator_price(name: Any) -> Callable[[products.Price], products.Price]:
 def _flash(call: products.Call, costs: KernelCosts, *, backward: bool) -> products.OperatorCost:
     """Price flash-attn's operators.
 
-    Their tensors are of (batch, length, heads, size), or packed ones of (tokens, heads, size), whose
-    sequences are taken as equally long.
+    Their tensors are (batch, length, heads, size), or packed as (tokens, heads, size); packed sequences are
+    assumed to be equally long.
     """
     given = bind(call.func, call.args, call.kwargs)
     query, key = given["q"], given["k"]
@@ -157,7 +157,7 @@ def _flash(call: products.Call, costs: KernelCosts, *, backward: bool) -> produc
 
 
 def _packed(call: products.Call, costs: KernelCosts, *, backward: bool) -> products.OperatorCost:
-    """Price torch's attention of (tokens, heads, size), whose sequences are taken as equally long."""
+    """Price torch's attention of packed (tokens, heads, size); sequences are assumed equally long."""
     given = bind(call.func, call.args, call.kwargs)
     batch = len(given["cum_seq_q"]) - 1 if given["cum_seq_q"] is not None else len(given["query"])
     tensors = [
@@ -171,7 +171,7 @@ def _packed(call: products.Call, costs: KernelCosts, *, backward: bool) -> produ
 
 
 def _four_bits(call: products.Call, costs: KernelCosts) -> products.OperatorCost:
-    """Price bitsandbytes' product with a weight of 4 bits: the weight is expanded, then multiplied."""
+    """Price bitsandbytes' product with a 4-bit weight: the weight is expanded, then multiplied."""
     given = bind(call.func, call.args, call.kwargs)
     a, n = given["A"], call.outs[0].shape[-1]
     m, k, dtype = a.numel() // a.shape[-1], a.shape[-1], compute_type(a.dtype)
@@ -180,7 +180,7 @@ def _four_bits(call: products.Call, costs: KernelCosts) -> products.OperatorCost
 
 
 def _eight_bits(call: products.Call, costs: KernelCosts) -> products.OperatorCost:
-    """Price bitsandbytes' product of int8 as one of bf16, whose rate every profile has."""
+    """Price bitsandbytes' int8 product like one in bf16, whose rate every profile has."""
     a, b = call.args[0], call.args[1]
     m, k, n = a.numel() // a.shape[-1], a.shape[-1], b.shape[0]
     return products.OperatorCost(
@@ -189,7 +189,7 @@ def _eight_bits(call: products.Call, costs: KernelCosts) -> products.OperatorCos
 
 
 def _flex(call: products.Call, costs: KernelCosts, *, backward: bool) -> products.OperatorCost:
-    """Price FlexAttention: by the share of the scores that the mask leaves."""
+    """Price FlexAttention by the share of the scores that the mask keeps."""
     query, key, value = call.args[:3]
     dtype = compute_type(query.dtype)
     rule = products.attention_backward if backward else products.attention_forward
@@ -220,5 +220,5 @@ OF_LIBRARIES: dict[str, products.Price] = {
     **{f"flash_attn::_flash_attn{kind}_forward": partial(_flash, backward=False) for kind in _FLASH},
     **{f"flash_attn::_flash_attn{kind}_backward": partial(_flash, backward=True) for kind in _FLASH},
 }
-"""Prices of kernels and operators of libraries, by their full names. Kernels of Triton are `triton::` and the
-function's name; their bytes are those of their arguments, of which a kernel reads or writes each once."""
+"""Prices of library kernels and operators by full name. Triton kernels are `triton::` and the function's
+name; their bytes are those of their arguments, each assumed to be read or written once."""

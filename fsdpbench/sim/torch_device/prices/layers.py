@@ -1,6 +1,6 @@
-"""Convolutions and norms, whose kernels are limited by more than products or bytes.
+"""Prices of convolutions and norms, whose kernels are limited by more than products or bytes.
 
-Figures without another source are of one H200 with torch 2.11 (ci/measured/gpu/h200).
+Figures without another source were measured on one H200 with torch 2.11 (ci/measured/gpu/h200).
 """
 
 from math import gcd, prod
@@ -13,25 +13,25 @@ from fsdpbench.sim.torch_device.prices.memory import at_least, moves
 from fsdpbench.sim.torch_device.prices.products import Call, OperatorCost, argument, tensor_bytes
 from fsdpbench.sim.torch_device.strict.words import bind
 
-# cuDNN's kernels against products of the same shape, by the alignment of a group's channels; for few
-# channels, the share of the rate in float32, and of its older kernels.
+# Time of cuDNN's kernels relative to products of the same shape, by alignment of a group's channels; for few
+# channels and for its older kernels, the share of the float32 rate.
 _ALIGNED, _ENGINES, _FEW_CHANNELS = 64, 16, 8
 _UNALIGNED = 1.6
 _PADDED_SHARE, _OLD_SHARE = 0.4, 0.27
-# From so many pixels on a product takes images, channels first, as they are.
+# From this number of pixels on, a product reads images directly, channels first.
 _PIXELS = 1024
 
 
 def _product(
     weight: torch.Tensor, x: torch.Tensor, y: torch.Tensor, groups: int, transposed: bool
 ) -> tuple[int, int, int]:
-    """Return the implicit product (m, n, k) of one group; a transposed one is another's gradient."""
+    """Return the implicit product (m, n, k) of one group; a transposed one swaps roles with its gradient."""
     small, n, k = x if transposed else y, weight.shape[0] // groups, prod(weight.shape[1:])
     return small.shape[0] * prod(small.shape[2:]), *((k, n) if transposed else (n, k))
 
 
 def _is_uncertain(weight: torch.Tensor, groups: int) -> bool:
-    """Return whether cuDNN takes a weight gradient without tensor cores for some such shapes."""
+    """Return whether cuDNN computes weight gradients of some such shapes without tensor cores."""
     alignment = gcd(weight.shape[1], weight.shape[0] // groups)
     return groups > 1 and alignment % _ENGINES > 0 and weight.element_size() == 2
 
@@ -49,7 +49,7 @@ def _nanoseconds(
     if prod(weight.shape[2:]) == 1 and pixels >= _PIXELS:
         return found
     found *= _UNALIGNED if alignment % _ALIGNED else 1.0
-    if kind == "weight_grad" and _is_uncertain(weight, groups):  # the mean of both
+    if kind == "weight_grad" and _is_uncertain(weight, groups):  # the mean of both kernels
         found = (found + max(found, slowly / _OLD_SHARE)) / 2
     if pixels > 1 and x.element_size() == 2 and x.is_contiguous():
         found += sum(costs.memory_bound_ns(3 * tensor_bytes(each), "reduction") for each in (x, y))
@@ -57,7 +57,7 @@ def _nanoseconds(
 
 
 def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price a convolution as its matrix products."""
+    """Price a convolution like its matrix products."""
     x, weight, y = *call.args[:2], call.outs[0]
     groups = argument(call, 8, "groups", 1)
     m, n, k = _product(weight, x, y, groups, argument(call, 6, "transposed", False))
@@ -66,7 +66,7 @@ def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
 
 
 def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price a convolution's backward: products for input and weight, a sum for the bias, as required."""
+    """Price a convolution's backward: products for input and weight, a sum for the bias, if requested."""
     grad, x, weight = call.args[:3]
     groups = argument(call, 9, "groups", 1)
     wants_input, wants_weight, wants_bias = argument(call, 10, "output_mask", (True, True, True))
@@ -79,22 +79,22 @@ def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
     return OperatorCost(name, round(ns), unknown=bool(wants_weight) and _is_uncertain(weight, groups))
 
 
-# Instructions an element: a division in each step of Welford's mean and variance; two sums backward, which
-# share their loads with channels last.
+# Instructions per element: a division in each step of Welford's mean and variance; in backward two sums,
+# which share their loads if channels are last.
 _STATISTICS, _GRADIENTS, _GRADIENTS_LAST = 115, 180, 85
 _A_BLOCK = 0.6
-"""The share of a multiprocessor that one block, which has one channel, keeps busy."""
-# A row has a block of four warps, whose sums go through shuffles and shared memory.
+"""Share of a multiprocessor that one block, which handles one channel, keeps busy."""
+# Each row has a block of four warps, which sum through shuffles and shared memory.
 _THREADS_A_ROW, _A_ROW, _A_ROW_BACKWARD = 128, 286, 155
-# Up to so many rows a block of the weights' gradient goes through all of them, at so many ns.
+# Up to this number of rows, one block of the weight gradient processes all rows, with this many ns each.
 _ROWS_OF_ONE_BLOCK, _A_ROW_OF_ONE_BLOCK_NS = 65536, 4.0
 _FORWARD, _BACKWARD = moves("reduction"), moves("reduction", reread=True)
 
 
 def batch_norm(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price batch norm of 16 bits, in training and backward: sums, then the result; others by bytes.
+    """Price batch norm in 16 bits (training and backward) as sums plus the result; others by bytes.
 
-    Sums are of a block for each channel; with channels last they are divided among blocks.
+    Each channel is summed by one block, or by several if channels are last.
     """
     backward = "backward" in call.func._schema.name
     found, x = _FORWARD(call, costs), call.args[backward]
@@ -108,7 +108,7 @@ def batch_norm(call: Call, costs: KernelCosts) -> OperatorCost:
 
 
 def layer_norm(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price a layer norm or its backward: by bytes or by rows, whichever takes longer."""
+    """Price a layer norm or its backward by bytes or by rows, whichever takes longer."""
     backward = "backward" in call.func._schema.name
     rows = call.args[backward].numel() // max(1, prod(call.args[1 + backward]))
     limit = costs.issued_ns(rows * _THREADS_A_ROW, _A_ROW_BACKWARD if backward else _A_ROW)

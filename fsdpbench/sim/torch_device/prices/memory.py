@@ -1,4 +1,4 @@
-"""Operators limited by memory: priced by the bytes that they must read and write."""
+"""Prices of operators limited by memory, from the bytes that they must read and write."""
 
 import dataclasses
 import math
@@ -30,9 +30,9 @@ def moves(
 ) -> Price:
     """Return the rule of a kernel that moves `size` bytes, by default all inputs and outputs.
 
-    `kind`: `pointwise`, `reduction`, `copy`, `gather` or `optimizer`, whose bandwidth the profile has.
-    `passes`: how often all of it is read and written. `reread`: the first two inputs are read twice, since
-    they do not fit the caches between two passes. `unknown`: the price is a guess.
+    `kind`: `pointwise`, `reduction`, `copy`, `gather` or `optimizer`, which selects a bandwidth of the
+    profile. `passes`: how often all bytes are read and written. `reread`: the first two inputs are read
+    twice, because caches do not hold them between two passes. `unknown`: the price is a guess.
     """
     count = bytes_moved if size is None else size
 
@@ -50,7 +50,7 @@ def moves(
 
 
 def _is_plain_copy(name: str, args: Sequence[Any], outs: Sequence[torch.Tensor]) -> bool:
-    """Return whether torch leaves a copy to the driver: one dtype, both sides contiguous."""
+    """Return whether torch passes a copy to the driver: one dtype, both sides contiguous."""
     if name not in ("clone", "copy_", "_copy_from"):
         return False
     sides = [*tensors_in(args, {}), *outs][:2] if name == "clone" else tensors_in(args, {})[:2]
@@ -63,17 +63,17 @@ def _is_plain_copy(name: str, args: Sequence[Any], outs: Sequence[torch.Tensor])
 
 
 def bytes_moved(call: Call) -> int:
-    """Return the bytes of all inputs, all outputs, and again the inputs that the schema says are written."""
+    """Return the bytes of all inputs and outputs; inputs that the schema declares written count twice."""
     func, args, kwargs, outs = call
     inputs = tensors_in(args, kwargs if hasattr(func._schema, "arguments") else {})
     known = {id(tensor) for tensor in inputs}
     total = sum(map(tensor_bytes, inputs)) + sum(tensor_bytes(out) for out in outs if id(out) not in known)
-    arguments = getattr(func._schema, "arguments", ())  # a kernel of Triton has none
+    arguments = getattr(func._schema, "arguments", ())  # a Triton kernel has none
     for index, each in enumerate(arguments):
         if each.alias_info is None or not each.alias_info.is_write:
             continue
         value = args[index] if index < len(args) else kwargs.get(each.name)
-        if each.name != "out" and operator_name(func) not in _WRITE_ONLY:  # those are counted once
+        if each.name != "out" and operator_name(func) not in _WRITE_ONLY:  # these are counted once
             total += sum(map(tensor_bytes, tensors_in((value,), {})))
     return total
 
@@ -85,16 +85,16 @@ _WRITE_ONLY = {
 
 
 _BLOCK_FROM = 128
-# Passes over the bytes of rows that take as long as to add them, sorted or by atomic additions (one H200).
+# Adding rows, sorted or by atomic additions, takes as long as this many passes over their bytes (one H200).
 _ADDING = 16
 
 
 def rows_read(call: Call) -> int:
-    """Return the bytes of a look-up, which reads as many rows as it writes, and its indices."""
+    """Return the bytes of a look-up: it reads as many rows as it writes, and its indices."""
     others = tensors_in(call.args, {})[1:]
     indices = [tensor for tensor in others if not tensor.is_floating_point()]
     row = call.outs[0].shape[-1] * call.outs[0].element_size() if call.outs and call.outs[0].dim() > 1 else 0
-    # A row has a block, which takes as long as to move 2.3 kB (one H200).
+    # Each row has a block, which takes as long as moving 2.3 kB (one H200).
     blocks = whole_output(call) // row * 2300 if row >= _BLOCK_FROM else 0
     return max(2 * whole_output(call), blocks) + sum(map(tensor_bytes, indices))
 
@@ -105,19 +105,19 @@ def rows_added(call: Call) -> int:
 
 
 def bags_read(call: Call) -> int:
-    """Return the bytes of bags of rows read and summed: a row for each index, and the sums."""
+    """Return the bytes of reading and summing bags of rows: one row per index, and the sums."""
     table, indices = call.args[:2]
     return int(indices.numel()) * table.shape[-1] * table.element_size() + whole_output(call)
 
 
 def bags_added(call: Call) -> int:
-    """Return the bytes of a table's gradient (zeroed once): each index reads and adds a row of the bag's."""
+    """Return the bytes of a table's gradient: zeroed once, then each index adds the row of its bag."""
     grad, indices = call.args[:2]
     return 3 * int(indices.numel()) * grad.shape[-1] * grad.element_size() + whole_output(call)
 
 
 def rows_written(call: Call) -> int:
-    """Return the bytes of writing rows in place: the values are read, their targets read and written."""
+    """Return the bytes of writing rows in place: values are read, targets are read and written."""
     tensors = tensors_in(call.args, {})[1:]
     adds = "add" in operator_name(call.func) or bind(call.func, call.args, call.kwargs).get("accumulate")
     passes = _ADDING if adds else 3
@@ -134,43 +134,43 @@ def rows_filled(call: Call) -> int:
 
 
 def copied_rows_filled(call: Call) -> int:
-    """Return the bytes of `rows_filled` in a copy."""
+    """Return the bytes of copying the tensor and filling rows of the copy."""
     return 2 * whole_output(call) + rows_filled(call)
 
 
 def each_dimension(call: Call) -> int:
-    """Return the bytes of a Fourier transform: everything, once for each transformed dimension."""
+    """Return the bytes of a Fourier transform: all bytes, once per transformed dimension."""
     return bytes_moved(call) * max(1, len(argument(call, 1, "dim", ())))
 
 
 def copied_rows_written(call: Call) -> int:
-    """Return the bytes of writing rows into a copy: the tensor is copied, and written as in place."""
+    """Return the bytes of copying the tensor and writing rows into the copy."""
     return 2 * whole_output(call) + rows_written(call)
 
 
 def chosen_entries(call: Call) -> int:
-    """Return the bytes of a classification's loss, which reads one entry a row."""
+    """Return the bytes of a classification loss, which reads one entry per row."""
     return 2 * tensor_bytes(call.args[1]) + whole_output(call)
 
 
 def whole_output(call: Call) -> int:
-    """Return the bytes of an output that is zeroed before a few entries are written."""
+    """Return the bytes of all outputs."""
     return sum(map(tensor_bytes, call.outs))
 
 
-# Instructions of operators whose addresses cost more than their bytes: broadcast operands, and sums over a
-# few elements (`elementwise`, `reduction`). Counted in the machine code that nvcc and ptxas 12 make of torch
-# 2.2's and 2.13's sources (equal here) for compute capability 8.0 and 9.0.
+# Instruction counts of operators whose addresses cost more than their bytes: broadcast operands, and sums
+# over few elements (`elementwise`, `reduction`). Counted in the machine code that nvcc and ptxas 12 generate
+# from the sources of torch 2.2 and 2.13 (equal here) for compute capability 8.0 and 9.0.
 
-# A division by a constant, the remainder, the loop's test; then one multiply-add for each tensor.
+# Per dimension: a division by a constant, the remainder, the loop test; plus one multiply-add per tensor.
 _A_DIMENSION = 7
-# Loads, 64-bit addresses, the operation and the store of an element.
+# Per element: loads, 64-bit addresses, the operation and the store.
 _AN_ELEMENT = 14
-# Waiting for each other they take 1.4 to 2.1 times as long (one H200, ci/measured/gpu/h200). Tensors of
-# several types are converted by a switch over types.
+# Because instructions wait for each other, they take 1.4 to 2.1 times as long (one H200,
+# ci/measured/gpu/h200). For tensors of several dtypes, a switch over dtypes converts each.
 _WAITING = 1.87
 _CONVERTING, _A_CONVERSION = 16, 6
-# A reduction's thread without its addresses, which it computes twice.
+# A thread of a reduction, without its addresses, which it computes twice.
 _A_REDUCTION = 113
 _A_SHUFFLE, _A_VALUE = 5, 5
 _WARP = 32
@@ -180,11 +180,11 @@ Strides = tuple[int, ...]
 
 
 def elementwise(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price one operation an element: by bytes or by addresses, whichever takes longer.
+    """Price one operation per element by bytes or by addresses, whichever takes longer.
 
-    torch walks an operator's tensors in one order of dimensions and joins those that are adjacent in all of
-    them. Each remaining dimension costs a division and a product a tensor (OffsetCalculator.cuh): a kernel
-    over five dimensions, as rotary positions by matrices have, issues more than it moves.
+    torch iterates over an operator's tensors in one order of dimensions and merges those that are adjacent in
+    all tensors. Each remaining one costs a division, and a product per tensor (OffsetCalculator.cuh). A
+    kernel over five dimensions, e.g. rotary embeddings by matrices, is limited by instructions, not by bytes.
     """
     found, operands = _POINTWISE(call, costs), _broadcast(call)
     if operands is None:
@@ -204,13 +204,13 @@ def copied(call: Call, costs: KernelCosts) -> OperatorCost:
         return at_least(found, _addressed(out.numel(), dimensions, 3, False, costs))
     source, target = (given[-1], given[0]) if len(given) > 1 else (given[0], out)
     dimensions = _joined(target.shape, [target.stride(), source.expand(target.shape).stride()])
-    # float32 to 16 bits has a kernel of its own.
+    # Conversion from float32 to 16 bits has a separate kernel.
     converts = source.dtype is not target.dtype and source.dtype is not torch.float32
     return at_least(found, _addressed(target.numel(), dimensions, 2, converts, costs))
 
 
 def _addressed(elements: int, dimensions: int, tensors: int, converts: bool, costs: KernelCosts) -> int:
-    """Return ns of one operation an element by its instructions; 0 where a kernel loads vectors."""
+    """Return ns to issue one operation per element; 0 if the kernel loads vectors."""
     if dimensions < 2 and not converts:
         return 0
     issued = _AN_ELEMENT + converts * (_CONVERTING + tensors * _A_CONVERSION)
@@ -219,10 +219,10 @@ def _addressed(elements: int, dimensions: int, tensors: int, converts: bool, cos
 
 
 def reduction(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price sums over some dimensions: by bytes or by threads, whichever takes longer.
+    """Price sums over some dimensions by bytes or by threads, whichever takes longer.
 
-    A reduction gives each result at least one thread, as many as it has elements up to a warp (Reduce.cuh,
-    setReduceConfig); a thread issues over a hundred instructions, for two elements or two hundred.
+    A reduction gives each result at least one thread, up to a warp if it has enough elements (Reduce.cuh,
+    setReduceConfig). A thread issues over a hundred instructions, for two elements or for two hundred.
     """
     found = _REDUCTION(call, costs)
     threads, issued = _of_reduction(call)
@@ -233,7 +233,7 @@ _POINTWISE, _REDUCTION, _COPY = moves("pointwise"), moves("reduction"), moves("c
 
 
 def at_least(found: OperatorCost, issued_ns: int) -> OperatorCost:
-    """Return `found`, or what it takes to issue its instructions if that is longer."""
+    """Return `found`, with the time to issue its instructions if that is longer."""
     if issued_ns <= found.duration_ns:
         return found
     return dataclasses.replace(found, duration_ns=issued_ns)
@@ -242,7 +242,7 @@ def at_least(found: OperatorCost, issued_ns: int) -> OperatorCost:
 def _broadcast(call: Call) -> tuple[Sequence[int], list[Strides]] | None:
     """Return the result's shape and the strides of all tensors expanded to it, the result's first.
 
-    None if the call is not one operation an element.
+    Return None if the call is not one operation per element.
     """
     if len(call.outs) != 1:
         return None
@@ -255,7 +255,7 @@ def _broadcast(call: Call) -> tuple[Sequence[int], list[Strides]] | None:
 
 
 def _joined(shape: Sequence[int], operands: Sequence[Strides]) -> int:
-    """Return the number of dimensions after joining those that are adjacent in all operands."""
+    """Return the number of dimensions after merging those that are adjacent in all operands."""
     dims = sorted(
         (tuple(strides[i] for strides in operands), size) for i, size in enumerate(shape) if size > 1
     )
@@ -268,7 +268,7 @@ def _joined(shape: Sequence[int], operands: Sequence[Strides]) -> int:
 
 
 def _of_reduction(call: Call) -> tuple[float, float]:
-    """Return threads of a reduction, and the instructions of each; (0, 0) if all becomes one element."""
+    """Return the threads of a reduction and the instructions of each; (0, 0) for a single result."""
     x, out = call.args[0], call.outs[0]
     if not isinstance(x, torch.Tensor) or out.numel() < 2 or x.numel() <= out.numel():
         return 0, 0
@@ -297,7 +297,7 @@ def _of_reduction(call: Call) -> tuple[float, float]:
 
 
 def _reduced_dimensions(call: Call, x: torch.Tensor) -> set[int]:
-    """Return the dimensions in the call's `dim`, all without one."""
+    """Return the dimensions in the call's `dim`, or all dimensions without it."""
     given = bind(call.func, call.args, call.kwargs).get("dim")
     if given is None or given == []:
         return set(range(x.dim()))

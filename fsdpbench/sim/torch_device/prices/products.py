@@ -1,4 +1,4 @@
-"""Matrix products and attention: priced by their shape."""
+"""Prices of matrix products and attention by their shape."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.sim.torch_device.strict.words import error_text
 
 _SCALED = ("fp8", "nvfp4")
-"""Dtypes whose factors were cast before the product, by operators with their own prices."""
+"""Dtypes of factors that were cast before the product, by operators with their own prices."""
 
 
 _ODD = 2.7
-"""Time of products in 16 bits of odd lengths, which no kernel of the chip's own takes (one H200)."""
+"""Slow-down of 16-bit products with odd sizes, which have no kernel tuned for the chip (one H200)."""
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
@@ -27,38 +27,38 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
     n = b.shape[-1]
     batch = prod(a.shape[:-2])
     dtype = compute_type(a.dtype)
-    if a.dtype is torch.float4_e2m1fn_x2:  # two elements a byte
+    if a.dtype is torch.float4_e2m1fn_x2:  # two elements per byte
         k *= 2
     kind = "weight_grad" if _is_weight_gradient(a, b) else "forward"
     if not (m and n and k and batch):
         return OperatorCost(f"gemm_{dtype}", costs.memory_bound_ns(0))
     duration = costs.gemm_ns(m, n, k, batch, dtype, kind, comes_quantised=dtype in _SCALED)
-    if a.element_size() == 2 and (n % 2 or k % 2) and min(n, k) > 1:  # vectors have kernels of their own
+    if a.element_size() == 2 and (n % 2 or k % 2) and min(n, k) > 1:  # vectors have separate kernels
         duration = round(duration * _ODD)
     name = f"gemm_{dtype}_{batch}x{m}x{n}x{k}" if batch > 1 else f"gemm_{dtype}_{m}x{n}x{k}"
     return OperatorCost(name, duration)
 
 
 def _is_weight_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether this is `grad.t() @ input`: of a linear layer's products the one with this transpose."""
+    """Return whether this is `grad.t() @ input`, the only product of a linear layer with this transpose."""
     if a.dim() != 2 or min(a.shape) < 2 or min(b.shape) < 2:
         return False
     return a.stride(0) == 1 and a.stride(1) != 1 and b.stride(1) == 1
 
 
 def product(first: int) -> Price:
-    """Return the rule of a matrix product of the arguments `first` and `first + 1`."""
+    """Return the rule for a matrix product of the arguments `first` and `first + 1`."""
     return lambda call, costs: _gemm(call.args[first], call.args[first + 1], costs)
 
 
 def scaled(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price a product in 8 or 4 bits; raises `RuntimeError` if the profile has none, as CUDA does."""
+    """Price a product in 8 or 4 bits. Raises `RuntimeError`, like CUDA, if the profile has none."""
     a, scales = call.args[0], argument(call, 2, "scale_a", None)
     first = scales[0] if isinstance(scales, (list, tuple)) else scales
     needed = compute_type(a.dtype)
     blocks = first is not None and first.dtype is torch.float8_e8m0fnu
     known = costs.profile.narrow_peak_flops
-    # Chips with products in nvfp4 are those that take scales of blocks.
+    # Chips with nvfp4 products are those that support block scales.
     if needed not in known or (blocks and "nvfp4" not in known):
         what = "mxfp8" if blocks else needed
         raise RuntimeError(error_text("products.no_table", costs.profile.name, what))
@@ -66,10 +66,10 @@ def scaled(call: Call, costs: KernelCosts) -> OperatorCost:
 
 
 def grouped(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price `_grouped_mm`: a product for each group in one kernel, groups assumed equal.
+    """Price `_grouped_mm`: one product per group in one kernel, with groups assumed equal.
 
-    One two-dimensional factor has groups in rows (forward, and gradients of rows), two have them in columns
-    (gradients of weights).
+    If one factor is two-dimensional, groups are in its rows (forward, and gradients of rows); if both are, in
+    their columns (gradients of weights).
     """
     a, b = call.args[0], call.args[1]
     offsets = argument(call, 2, "offs", None)
@@ -95,7 +95,7 @@ def _attention_shape(
 ) -> tuple[int, int, int, int, int]:
     """Return (batch, heads, query length, key length, head size) of (batch, heads, length, size) tensors.
 
-    Values may have another head size: it is the mean over products with queries or keys, and with values.
+    If values have another head size, return the mean over products with queries or keys, and with values.
     """
     size = query.shape[3]
     if value.shape[3] != size:
@@ -104,7 +104,7 @@ def _attention_shape(
 
 
 def _with_bias(duration: int, args: Sequence[Any], bias_at: int | None, costs: KernelCosts) -> int:
-    """Return ns of the memory-efficient kernel where a bias can be given, with the time to read it."""
+    """Return ns of the memory-efficient kernel, if it accepts a bias, plus the time to read the bias."""
     if bias_at is None:
         return duration
     bias = args[bias_at] if bias_at < len(args) else None
@@ -127,7 +127,7 @@ def attention_forward(
 def attention_backward(
     call: Call, costs: KernelCosts, *, causal_at: int, bias_at: int | None = None
 ) -> OperatorCost:
-    """Price the backward of fused attention, scratch included; `causal_at` and `bias_at` as in forward."""
+    """Price the backward of fused attention with workspaces; `causal_at`, `bias_at` as in forward."""
     query, key, value = call.args[1:4]
     causal = bool(argument(call, causal_at, "is_causal", False))
     dtype = compute_type(query.dtype)
@@ -138,10 +138,10 @@ def attention_backward(
 
 
 def _backward_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
-    """Return the scratch bytes of flash attention's backward.
+    """Return the workspace bytes of flash attention's backward.
 
-    Row sums, the gradient of the queries in float32 (lengths rounded to 128, head size to 32), and expanded
-    key and value gradients with grouped queries.
+    These are row sums, the query gradient in float32 (lengths rounded to 128, head size to 32), and with
+    grouped queries expanded gradients of keys and values.
     """
     batch, heads, length, size = query.shape
     kv_length = key.shape[2]
@@ -154,7 +154,7 @@ def _backward_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
 
 
 class Call(NamedTuple):
-    """One call on meta tensors: the operator's overload, its arguments, its outputs."""
+    """A call on meta tensors: the operator overload, its arguments and its outputs."""
 
     func: Any
     args: Sequence[Any]
@@ -164,9 +164,9 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """Price of one call: kernel name, ns, scratch memory in bytes, and whether it is a guess.
+    """Price of a call: kernel name, duration in ns, workspace bytes, and whether it is a guess.
 
-    `nbytes`: read and written by memory-bound kernels; 0 for products and attention.
+    `nbytes`: bytes that memory-bound kernels read and write; 0 for products and attention.
     """
 
     kernel: str
@@ -181,14 +181,14 @@ FREE = OperatorCost("", 0)
 
 
 def argument(call: Call, index: int, name: str, default: Any) -> Any:
-    """Return an argument given by position or by name."""
+    """Return an argument that was passed by position or by name."""
     if index < len(call.args):
         return call.args[index]
     return call.kwargs.get(name, default)
 
 
 def operator_name(func: Any) -> str:
-    """Return an operator's name without its namespace: `addmm` of `aten::addmm.out`."""
+    """Return an operator's name without its namespace: `addmm` for `aten::addmm.out`."""
     return str(func._schema.name.split("::", 1)[1])
 
 

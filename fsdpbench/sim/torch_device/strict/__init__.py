@@ -1,15 +1,15 @@
-"""CUDA's refusals on the simulated device: with torch's texts and the same type of exception.
+"""CUDA's errors on the simulated device, with torch's texts and exception types.
 
-The meta device, which computes the shapes of results, is more generous than a GPU; these rules refuse what it
-lets pass. Calls are checked when their plan is made (`plans.py`), so that a repeated call costs nothing.
+The meta device, which computes result shapes, accepts more than a GPU; these rules refuse the rest. Calls are
+checked when their plan is made (`plans.py`), so repeated calls cost nothing.
 
 ================ =======================================================================================
-`devices.py`     tensors of the host beside those of the device
-`dtypes.py`      dtypes that do not go together, integers where CUDA has kernels for floats alone, and the
-                 operands and scales of scaled products
-`shapes.py`      sizes, dimensions, and indices out of range where they are known (with each call: values
-                 are not part of a plan)
-`words.py`       dtypes and arguments as torch's errors call them
+`devices.py`     host tensors combined with device tensors
+`dtypes.py`      mismatched dtypes, integers if CUDA has kernels only for floats, and operands and scales of
+                 scaled products
+`shapes.py`      sizes, dimensions, and known indices that are out of range (checked in each call, because
+                 values are not part of a plan)
+`words.py`       dtypes and arguments as torch's errors name them
 ================ =======================================================================================
 """
 
@@ -23,7 +23,7 @@ from fsdpbench.sim.torch_device.strict.words import bind, packet_of
 
 
 def refuse_what_cuda_refuses(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise CUDA's error for this call; nothing for a valid or unknown call."""
+    """Raise CUDA's error for this call; do nothing for a valid or unknown call."""
     arguments = bind(operator, args, kwargs)
     refuse_other_devices(operator, arguments)
     packet = packet_of(operator)

@@ -1,11 +1,11 @@
-"""Tensors of the host beside those of the device.
+"""Refusals of host tensors in calls with device tensors.
 
-torch has three ways to refuse them on CUDA, and each operator has one:
+On CUDA torch refuses them in three ways; each operator uses one:
 
-* a check in the wrapper of its kernel, written by torch's code generator from `native_functions.yaml`, which
-  is in torch's own package and is read here too: every tensor has to be on the device of the first one;
-* `TensorIterator`: one number of the host, a tensor without dimensions, may be beside the device's;
-* a rule of its own (indices may be the host's).
+* a check in the kernel's wrapper, which torch's code generator writes from `native_functions.yaml` (part of
+  torch's package, and read here too): every tensor must be on the device of the first one;
+* `TensorIterator`: one number, i.e. a host tensor without dimensions, may accompany device tensors;
+* a rule of its own (indices may be on the host).
 """
 
 import importlib.util
@@ -24,11 +24,11 @@ from fsdpbench.sim.torch_device.tensors import is_on_device
 _LIST = "packaged/ATen/native/native_functions.yaml"
 _IS_OUT = re.compile(r"\*,.*\(a!\)")
 _MANY_NUMBERS = {"where"}
-"""Operators that move every number of the host to the device."""
+"""Operators that move all numbers on the host to the device."""
 
 
 def refuse_other_devices(operator: Any, arguments: Arguments) -> None:
-    """Raise RuntimeError for a mix of devices that CUDA refuses."""
+    """Raise `RuntimeError` for a mix of devices that CUDA refuses."""
     tensors = [tensor for _, tensor in _named_tensors(arguments)]
     if not any(tensor.is_cpu for tensor in tensors) or not any(map(is_on_device, tensors)):
         return
@@ -53,7 +53,7 @@ def refuse_other_devices(operator: Any, arguments: Arguments) -> None:
 
 @cache
 def _generated_checks() -> dict[str, str]:
-    """Return the wrappers that check, by operator, of this torch. Read at the first mix of devices."""
+    """Return the wrappers that check devices in this torch, by operator. Called at the first mix."""
     spec = importlib.util.find_spec("torchgen")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     text = next(((root / _LIST).read_text() for root in roots if (root / _LIST).exists()), "")
@@ -71,13 +71,13 @@ def _generated_checks() -> dict[str, str]:
 
 
 def _dispatches_to_cuda(entry: str) -> bool:
-    """Return whether an indented line of an operator's entry names CUDA before a colon."""
+    """Return whether an indented line of an operator's entry has CUDA before a colon."""
     lines = (line.partition("CUDA") for line in entry.splitlines() if line.startswith("    "))
     return any(cuda and ":" in rest for _, cuda, rest in lines)
 
 
 def _as_wrapper(method: str, arguments: Arguments, operator: Any) -> None:
-    """Check as a generated wrapper: outputs first, then the positional arguments."""
+    """Check like a generated wrapper: outputs first, then the positional arguments."""
     schema = operator._schema.arguments
     order = [a.name for a in schema if a.is_out] + [a.name for a in schema if not a.kwarg_only]
     common: torch.device | None = None
@@ -94,7 +94,7 @@ def _refuse_argument(name: str, tensor: torch.Tensor, common: torch.device, meth
 
 
 def _as_iterator(tensors: list[tuple[bool, torch.Tensor]], numbers: int) -> None:
-    """Check as `TensorIterator`. `tensors`: (is written, tensor); `numbers` of the host are accepted."""
+    """Check like `TensorIterator`. `tensors`: (is written, tensor); accepts `numbers` host numbers."""
     common = next((tensor.device for _, tensor in tensors if not tensor.is_cpu), None)
     if common is None:
         return
@@ -110,7 +110,7 @@ def _as_iterator(tensors: list[tuple[bool, torch.Tensor]], numbers: int) -> None
 
 
 def _columns(arguments: Arguments, written: set[str]) -> Iterator[list[tuple[bool, torch.Tensor]]]:
-    """Yield a foreach operator's tensors at each position of its lists, with those of no list."""
+    """Yield, for each position of a foreach operator's lists, the tensors there and those outside lists."""
     every = {name: value for name, value in arguments.items() if isinstance(value, (list, tuple))}
     lists = {n: v for n, v in every.items() if any(isinstance(each, torch.Tensor) for each in v)}
     alone = [(name in written, v) for name, v in arguments.items() if isinstance(v, torch.Tensor)]
@@ -120,14 +120,14 @@ def _columns(arguments: Arguments, written: set[str]) -> Iterator[list[tuple[boo
 
 
 def _embedding(arguments: Arguments) -> None:
-    """Check as `index_select` of the weight."""
+    """Check like `index_select` of the weight."""
     weight, indices = arguments["weight"], arguments["indices"]
     if indices.device != weight.device:
         _refuse_argument("index", indices, weight.device, "wrapper_CUDA__index_select")
 
 
 def _stacked(arguments: Arguments) -> None:
-    """Check as a concatenation."""
+    """Check like a concatenation."""
     tensors = arguments["tensors"]
     for tensor in tensors:
         if tensor.device != tensors[0].device:
@@ -135,7 +135,7 @@ def _stacked(arguments: Arguments) -> None:
 
 
 def _indexed(arguments: Arguments) -> None:
-    """Accept indices of the host for tensors of the device, not vice versa."""
+    """Accept host indices for device tensors, but not vice versa."""
     tensor = arguments["self"]
     for index in arguments["indices"]:
         if isinstance(index, torch.Tensor) and not index.is_cpu and index.device != tensor.device:
@@ -153,7 +153,7 @@ def _masked(arguments: Arguments) -> None:
 
 def _not_here(arguments: Arguments) -> None:
     """Accept copies between devices, operators that look only at shapes, and convolutions, which compare
-    types (`dtypes.py`), and so devices."""
+    types (`dtypes.py`) and therefore devices."""
 
 
 _OWN_RULES: dict[str, Callable[[Arguments], None]] = {
@@ -170,7 +170,7 @@ _OWN_RULES: dict[str, Callable[[Arguments], None]] = {
 
 
 def _named_tensors(arguments: Arguments) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return all tensors of a call with the names of their arguments, those in lists included."""
+    """Yield all tensors of a call, including those in lists, with the names of their arguments."""
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor):
             yield name, value

@@ -1,7 +1,7 @@
-"""Checks of dtypes that do not fit, integers where CUDA has kernels only for floats, and scaled products.
+"""Checks of mismatched dtypes, of integers if CUDA has kernels only for floats, and of scaled products.
 
-The texts are those of torch's CPU kernels, which are CUDA's where both are compiled from the same source; for
-scaled products (`torch._scaled_mm`) of `ScaledBlas.cpp` and, for layouts, the rule for CUDA's fake tensors.
+The texts are those of torch's CPU kernels, which equal CUDA's if both have the same source. For scaled
+products (`torch._scaled_mm`) they come from `ScaledBlas.cpp`; layouts follow the rule for fake tensors.
 """
 
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def _refuse_scales(
 
 
 def _refuse_blocks(a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor) -> None:
-    """Check for a scale for 32 elements (e8m0) or 16 (e4m3, only fp4), in tiles of 128 rows and 4 scales."""
+    """Check for one scale per 32 elements (e8m0) or 16 (e4m3, only fp4), in tiles of 128 rows, 4 scales."""
     block = 16 if of_a.dtype is E4M3 else 32
     if block == 16 and a.dtype is not FP4:
         raise ValueError(f"Invalid scaling configuration: scales in float8_e4m3fn for {a.dtype}")
@@ -116,12 +116,12 @@ def _by(matrix: torch.Tensor) -> str:
 
 Rule = Callable[[Arguments], None]
 _HALVES = (torch.float16, torch.bfloat16)
-# What torch raises for booleans in `sub` and `relu`: a subclass of before since 2.14.
+# Error type that torch raises for booleans in `sub` and `relu`; since 2.14 a subclass of the earlier type.
 _BOOLEAN_ERROR = NotImplementedError if torch.__version__ >= "2.14" else RuntimeError
 
 
 def refuse_narrower(operator: Any, arguments: Arguments) -> None:
-    """Raise RuntimeError for an arithmetic operator in place whose result does not fit its target."""
+    """Raise `RuntimeError` for an in-place arithmetic operator whose result does not fit its target."""
     schema = operator._schema
     target, other = arguments.get("self"), arguments.get("other")
     if schema.name not in _IN_PLACE or not isinstance(target, torch.Tensor):
@@ -151,7 +151,7 @@ def refuse_integers(packet: str, arguments: Arguments) -> None:
 _FLOATS_ALONE = {
     row["operator"]: (row["kernel"], row["argument"]) for row in rows_beside(__file__, "only_floats.csv")
 }
-"""By operator: CUDA's kernel by its name in errors, and the deciding argument."""
+"""By operator: the name of CUDA's kernel in errors, and the argument that is checked."""
 
 
 def _expect_type(reference: torch.Tensor, other: Any) -> None:
@@ -160,7 +160,7 @@ def _expect_type(reference: torch.Tensor, other: Any) -> None:
 
 
 def _batch_norm(arguments: Arguments) -> None:
-    """Require one dtype of parameters and statistics: the input's, or float32 for half precision."""
+    """Require one dtype for parameters and statistics: the input's, or float32 with half precision."""
     tensors = [arguments.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
     given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
     x = arguments["input"]
@@ -222,7 +222,7 @@ _ERRORS = {"RuntimeError": RuntimeError, "IndexError": IndexError, "boolean": _B
 
 
 def _fits(row: _Row, a: torch.Tensor, b: Any) -> bool:
-    """Return whether a call's arguments keep the rule."""
+    """Return whether a call's arguments satisfy the rule."""
     if row.check == "same":
         return not isinstance(b, torch.Tensor) or a.dtype is b.dtype
     if row.check == "of":
@@ -243,7 +243,7 @@ _FUNCTIONS: dict[str, Rule] = {
     **dict.fromkeys(("sub", "rsub"), _minus),
 }
 DTYPE_RULES: dict[str, list[Rule]] = {name: [rule] for name, rule in _FUNCTIONS.items()}
-"""By operator, in the order of the checks."""
+"""Rules by operator, in the order of the checks."""
 for _row in typed_rows(__file__, "dtype_rules.csv", _Row):
     for _operator in _row.operators:
         DTYPE_RULES.setdefault(_operator, []).append(_row)

@@ -1,8 +1,8 @@
-"""Checks of sizes, dimensions and indices that torch's rules for shapes accept.
+"""Checks of sizes, dimensions and indices that torch's meta kernels do not make.
 
-A GPU finds indices out of range while its kernel runs, and raises at a later call. Simulated tensors have no
-values, except two kinds of indices: those of the host beside a tensor of the device, and single numbers that
-came from the host (`known_values.py`).
+A GPU finds indices out of range while its kernel runs, and a later call raises the error. Simulated tensors
+have no values, except two kinds of indices: host indices of a device tensor, and single numbers that came
+from the host (`known_values.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ Rule = Callable[[Arguments], None]
 
 
 def _dimension(arguments: Arguments) -> None:
-    """Require `dim` to be one of the tensor's."""
+    """Require `dim` to be a dimension of the tensor."""
     tensor, dim = arguments["self"], arguments["dim"]
     count = max(tensor.dim(), 1)
     if isinstance(dim, int) and not -count <= dim < count:
@@ -32,7 +32,7 @@ def _dimension(arguments: Arguments) -> None:
 
 
 def _addend(arguments: Arguments, *, first: str, second: str) -> None:
-    """Require that `self` expands to the product of two matrices, or of two batches of them."""
+    """Require that `self` expands to the product of two matrices or of two batches of them."""
     addend, a, b = arguments["self"], arguments[first], arguments[second]
     if a.dim() == b.dim() and a.dim() >= 2:
         shape = (*a.shape[:-1], b.shape[-1])
@@ -40,7 +40,7 @@ def _addend(arguments: Arguments, *, first: str, second: str) -> None:
 
 
 def _convolution(arguments: Arguments) -> None:
-    """Require groups, channels and bias to fit the weight."""
+    """Require groups, channels and bias to match the weight."""
     x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     transposed, groups = bool(arguments["transposed"]), arguments["groups"]
     _refuse_dimensions(x, weight, arguments["stride"])
@@ -71,7 +71,7 @@ def _refuse_dimensions(x: torch.Tensor, weight: torch.Tensor, stride: list[int])
 
 
 def _classes(arguments: Arguments) -> None:
-    """Require one class for one vector of scores."""
+    """Require one class per vector of scores."""
     scores, target = arguments["self"], arguments["target"]
     if scores.dim() == 1 and target.dim() == 1 and target.shape[0] != 1:
         raise ValueError(f"For 1D input, 1D target must have size 1, but got target size: {target.shape[0]}")
@@ -98,7 +98,7 @@ def _index_add(arguments: Arguments) -> None:
 
 
 def _index(arguments: Arguments) -> None:
-    """Require masks to fit, before their true elements are counted."""
+    """Require masks to match, before their true elements are counted."""
     place = 0
     for index in arguments["indices"]:
         is_mask = _is_mask(index)
@@ -112,7 +112,7 @@ def _is_mask(index: Any) -> bool:
 
 
 def _normalised_channels(arguments: Arguments) -> None:
-    """Require group norm's weight and bias to be vectors of the input's channels."""
+    """Require group norm's weight and bias to be vectors with one element per input channel."""
     x, channels = arguments["input"], arguments["C"]
     weight, bias = arguments["weight"], arguments["bias"]
     for name, tensor in (("weight", weight), ("bias", bias)):
@@ -130,7 +130,7 @@ def _index_select(arguments: Arguments) -> None:
 
 
 def _index_copy(arguments: Arguments) -> None:
-    """Raise torch's errors, of another type than the rule for shapes."""
+    """Raise torch's errors, whose type differs from the meta kernel's."""
     tensor, index, source = arguments["self"], arguments["index"], arguments["source"]
     if index.dim() > 1:
         raise IndexError(f"index_copy_(): Index should have dimension 1 or 0 (got {index.dim()})")
@@ -145,7 +145,7 @@ def _index_copy(arguments: Arguments) -> None:
 
 
 def _same_slices(tensor: torch.Tensor, source: torch.Tensor, dim: int) -> None:
-    """Require equal slices, which the rule for shapes ignores before torch 2.13."""
+    """Require equal slices, which meta kernels ignore before torch 2.13."""
     if not (tensor.dim() and source.dim()):
         return
     dim %= tensor.dim()
@@ -156,18 +156,18 @@ def _same_slices(tensor: torch.Tensor, source: torch.Tensor, dim: int) -> None:
 
 
 def _argument_of_extremum(arguments: Arguments) -> None:
-    """Check the dimension: the rule for shapes raises a `RuntimeError` before torch 2.13."""
+    """Check the dimension, for which meta kernels raise a `RuntimeError` before torch 2.13."""
     if arguments.get("dim") is not None:
         _dimension(arguments)
 
 
 def _index_put(arguments: Arguments) -> None:
-    """Require values that expand to the indexed part. A mask's count is unknown."""
+    """Require values that expand to the indexed part, unless a mask is involved, whose count is unknown."""
     tensor, values = arguments["self"], arguments["values"]
     _index(arguments)
     if any(map(_is_mask, arguments["indices"])):
         return
-    # Without their values; numbers of the host, too.
+    # Replace indices, including numbers on the host, by meta tensors without values.
     indices = [
         torch.empty(each.shape, dtype=each.dtype, device="meta") if isinstance(each, torch.Tensor) else each
         for each in arguments["indices"]
@@ -180,7 +180,7 @@ def _index_put(arguments: Arguments) -> None:
 
 
 def refuse_mask(tensor: torch.Tensor, mask: torch.Tensor, place: int) -> None:
-    """Raise unless a mask of the dimensions from `place` on has their sizes."""
+    """Raise an error unless a mask has the sizes of the dimensions that start at `place`."""
     for axis, size in enumerate(mask.shape):
         at = place + axis
         if at >= tensor.dim() or tensor.shape[at] != size:
@@ -188,7 +188,7 @@ def refuse_mask(tensor: torch.Tensor, mask: torch.Tensor, place: int) -> None:
 
 
 def _scattered(arguments: Arguments, *, cut: Callable[[torch.Tensor, Arguments], torch.Tensor]) -> None:
-    """Require a source as large as its target part of the tensor."""
+    """Require a source with the shape of its target part in the tensor."""
     source = arguments["src"]
     part = cut(torch.empty(arguments["self"].shape, device="meta"), arguments)
     if part.shape != source.shape:
@@ -220,11 +220,11 @@ SHAPE_RULES: dict[str, Rule] = {
 
 _MASKS = (torch.bool, torch.uint8)
 Bounds = tuple[torch.Tensor, int, int, int]
-"""An index, its lowest and its highest value, and the dimension."""
+"""An index tensor, its lowest and highest allowed value, and the dimension."""
 
 
 def refuse_out_of_range(value: int, low: int, high: int, dim: int) -> None:
-    """Raise the error of a failed assertion in a kernel unless `low <= value <= high`."""
+    """Raise the error of a failed device-side assertion unless `low <= value <= high`."""
     if not low <= value <= high:
         _fail_assertion(value, dim, high + 1)
 
@@ -235,9 +235,9 @@ def _fail_assertion(value: int, dim: int, size: int) -> NoReturn:
 
 
 def on_host_resolved(tensor: torch.Tensor, indices: Sequence[Any]) -> list[Any]:
-    """Return the indices of `tensor[...]` with the host's masks as positions, as CUDA takes them.
+    """Return the indices of `tensor[...]` with host masks replaced by positions, as CUDA expects them.
 
-    Raises `IndexError` for a mask that does not fit, `torch.AcceleratorError` for a position out of range.
+    Raises `IndexError` for a mask that does not match, `torch.AcceleratorError` for a position out of range.
     """
     found: list[Any] = []
     for index in indices:
@@ -256,7 +256,7 @@ def on_host_resolved(tensor: torch.Tensor, indices: Sequence[Any]) -> list[Any]:
 
 
 def known_bounds(packet: str, arguments: Arguments) -> Iterator[Bounds]:
-    """Yield the indices of a call with the bounds of their values."""
+    """Yield a call's indices with the bounds of their values."""
     find = _BOUNDS.get(packet)
     if find is not None:
         yield from find(arguments)
@@ -290,4 +290,4 @@ _BOUNDS: dict[str, Callable[[Arguments], Iterator[Bounds]]] = {
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _class_bounds),
 }
 INDEXING = frozenset(_BOUNDS)
-"""Operators with indices."""
+"""Operators that take indices."""

@@ -1,4 +1,4 @@
-"""Texts of torch's errors, names of calls and dtypes in them."""
+"""Texts of torch's errors, and the names of calls and dtypes in them."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -10,10 +10,10 @@ from fsdpbench.base.files.documents import table_beside, texts_beside
 
 Arguments = dict[str, Any]
 error_text = texts_beside(__file__, "errors.toml")
-# C++'s names of dtypes; errors use these, or c10's (`name_of`).
+# C++ names of dtypes; errors use these, or c10's (`name_of`).
 _CPP_TYPES = {getattr(torch, name): text for name, text in table_beside(__file__, "types.toml").items()}
 
-# Running mean and variance, which schemas do not mark as written.
+# Running mean and variance, whose writes the schemas do not declare.
 UNDECLARED_WRITES = dict.fromkeys(
     ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::batch_norm_update_stats"),
     ("running_mean", "running_var"),
@@ -21,14 +21,14 @@ UNDECLARED_WRITES = dict.fromkeys(
 
 
 def bind(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    """Return the arguments of a call by name, in the schema's order, defaults included."""
+    """Return a call's arguments by name, in the schema's order, including defaults."""
     arguments = operator._schema.arguments
     given = {each.name: value for each, value in zip(arguments, args, strict=False)}
     return given | {each.name: kwargs.get(each.name, each.default_value) for each in arguments[len(args) :]}
 
 
 def packet_of(operator: Any) -> str:
-    """Return the operator's name without namespace, overload and the underscore of its in-place form."""
+    """Return an operator's name without namespace, overload and the in-place form's underscore."""
     namespace, _, name = str(operator._schema.name).partition("::")
     if namespace != "aten":
         return ""
@@ -36,23 +36,23 @@ def packet_of(operator: Any) -> str:
 
 
 def scalar_type(tensor: torch.Tensor) -> str:
-    """Return `Float`, `BFloat16`, ..."""
+    """Return a tensor's dtype as `Float`, `BFloat16`, ..."""
     return name_of(tensor.dtype)
 
 
 @cache
 def name_of(dtype: torch.dtype) -> str:
-    """Return `Float`, `BFloat16`, ..."""
+    """Return a dtype as `Float`, `BFloat16`, ..."""
     return torch.empty(0, dtype=dtype, device="cpu").type().removeprefix("torch.").removesuffix("Tensor")
 
 
 def cpp_type(tensor: torch.Tensor) -> str:
-    """Return `float`, `c10::BFloat16`, ..."""
+    """Return a tensor's C++ type: `float`, `c10::BFloat16`, ..."""
     return _CPP_TYPES.get(tensor.dtype) or f"c10::{scalar_type(tensor)}"
 
 
 def legacy_type(tensor: torch.Tensor) -> str:
-    """Return `torch.cuda.FloatTensor`, or `torch.FloatTensor` of the host."""
+    """Return `torch.cuda.FloatTensor`, or `torch.FloatTensor` for a host tensor."""
     device = tensor.device
     place = "" if device.type == "cpu" else f"{device.type}."
     return f"torch.{place}{scalar_type(tensor)}Tensor"
@@ -68,5 +68,5 @@ def refuse_broadcast(first: Sequence[int], second: Sequence[int]) -> None:
 
 
 def sizes(tensor: torch.Tensor) -> str:
-    """Return `[2, 3]`."""
+    """Return a tensor's shape as `[2, 3]`."""
     return str(list(tensor.shape))
