@@ -277,6 +277,8 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
             self._accelerator.sanitizer is not None or self._accelerator.account is not None
         )
         if exc_type is None and recorder is not None:
+            for name, start in recorder.open_spans:  # a script's last step ends inside its optimizer's span
+                recorder.annotation(name, start, max(start, self._step_start))
             recorder.write(self._path)
 
     def _report_memory(self, event: AllocatorEvent) -> None:

@@ -173,6 +173,11 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
     if waiting is None or waiting < CPU_BOUND * rank.time.total or rank.memory.retries:
         return
     share = waiting / rank.time.total
+    stepping = rank.phases["optimizer"].idle if "optimizer" in rank.phases else 0
+    if stepping > waiting / 2 and _goes_to_the_host_and_back(*_host_copies(rank)):
+        text = _TEXTS["host_optimizer"].format(share=_percent(share := stepping / rank.time.total))
+        yield _saving("host_optimizer", share, text, remedies("memory_copies"))
+        return
     suggestions = (each for each in remedies("cpu_bound") if not (rank.fused and each.setting == "compile"))
     text = _TEXTS["cpu_bound"].format(share=_percent(share))
     yield _saving("cpu_bound", share, text, tuple(suggestions))
@@ -185,10 +190,8 @@ _FROM_HOST = re.compile(r"HtoD|CopyHostToDevice")
 def _copies(rank: RankAnalysis) -> Iterable[Finding]:
     """Yield copies beside which nothing runs; only copies to the host and back may be offloaded shards."""
     share = rank.time.memory_copy / rank.time.total
-    there, back = (
-        sum(each.time for each in rank.names if copies.search(each.name)) for copies in (_TO_HOST, _FROM_HOST)
-    )
-    both = 4 * min(there, back) > there + back
+    there, back = _host_copies(rank)
+    both = _goes_to_the_host_and_back(there, back)
     suggestions = remedies("memory_copies") if both else ()
     where, remedy = "on the device", "no FSDP setting moves them"
     if both:
@@ -198,6 +201,18 @@ def _copies(rank: RankAnalysis) -> Iterable[Finding]:
         where, remedy = ("to the host", "copy less often") if there > back else (where, remedy)
     text = _TEXTS["memory_copies"].format(share=_percent(share), where=where, remedy=remedy)
     yield Finding("memory_copies", share, share, text, suggestions)
+
+
+def _host_copies(rank: RankAnalysis) -> tuple[int, int]:
+    """Return the durations of copies to and from the host, in ns."""
+    there, back = (
+        sum(each.time for each in rank.names if copies.search(each.name)) for copies in (_TO_HOST, _FROM_HOST)
+    )
+    return there, back
+
+
+def _goes_to_the_host_and_back(there: int, back: int) -> bool:
+    return 4 * min(there, back) > there + back
 
 
 _RULES: tuple[Callable[[RankAnalysis], Iterable[Finding]], ...] = (

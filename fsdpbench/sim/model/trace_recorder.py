@@ -52,6 +52,8 @@ class TraceRecorder:
         self._memory: list[MemoryEvent] = []
         self._instants: list[InstantEvent] = []
         self._correlation = 0
+        self.open_spans: list[tuple[str, int]] = []
+        """Names and starts of the spans that have not ended, outermost first."""
 
     def cpu_op(self, name: str, start_ns: int, end_ns: int, inputs: str = "") -> None:
         """Record an operator on the main CPU thread. `inputs`: from `call_text` and `inputs_text`."""

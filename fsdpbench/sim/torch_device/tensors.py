@@ -334,6 +334,7 @@ def use_on_stream(tensor: torch.Tensor, stream: int) -> None:
 # Pinned memory is marked on the storage of the host tensor, which torch's CPU allocator created. Copies of it
 # do not block the CPU; all other host copies do.
 _MARK = "_sim_pinned"
+_MAP_NORESERVE = 0x4000  # in `mmap` since Python 3.13
 LARGE_ON_HOST = 1 << 20
 """Bytes. Smaller host tensors are always computed with: skipping an operator would take as long."""
 
@@ -394,7 +395,7 @@ def zeros_on_host(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtyp
     nbytes = (1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))) * dtype.itemsize
     if 0 in shape or nbytes < LARGE_ON_HOST:
         return torch.empty_strided(shape, stride, dtype=dtype).zero_()
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)
 

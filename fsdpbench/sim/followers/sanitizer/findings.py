@@ -219,7 +219,7 @@ def short_name(name: str) -> str:
 
 _PACKAGE_FOLDER = Path(__file__).parents[3]
 # Packages between a program and the simulated device.
-_OURS = tuple(str(_PACKAGE_FOLDER / n) + os.sep for n in ("sim", "script", "devices", "measuring", "launch"))
+_OURS = tuple(str(_PACKAGE_FOLDER / n) + os.sep for n in ("sim", "script", "engine", "launch"))
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(_PACKAGE_FOLDER.parent) + os.sep
 _MODULE = _TORCH + os.path.join("nn", "modules", "module.py")

@@ -29,7 +29,7 @@ from fsdpbench.sim.torch_device.tensors import (
     zeros_on_host,
 )
 
-_HOST = torch.device("cpu")
+_HOST, _ATEN = torch.device("cpu"), torch.ops.aten
 
 
 class HostShapes(TorchDispatchMode):
@@ -56,7 +56,10 @@ class HostShapes(TorchDispatchMode):
             return NotImplemented  # DTensor then calls the operator with its local tensors
         if types:
             return operator(*args, **kwargs)
-        if operator is torch.ops.aten.zeros.default and kwargs.get("device") == _HOST:
+        if operator in (_ATEN.empty_like.default, _ATEN.zeros_like.default) and kwargs.get("device") == _HOST:
+            meta = operator(_on_meta(args[0]), **kwargs | {"device": torch.device("meta")})
+            return mark_as_placeholders(zeros_on_host(meta.shape, meta.stride(), meta.dtype))
+        if operator is _ATEN.zeros.default and kwargs.get("device") == _HOST:
             return zeros_on_host(args[0], contiguous_strides(args[0]), kwargs.get("dtype") or torch.float32)
         found = list(_tensors((*args, *kwargs.values())))
         on_host = all(each.device.type == "cpu" for each in found)
@@ -132,7 +135,7 @@ def register_host_optimizer() -> None:
 
 def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if ACCELERATOR.started and ACCELERATOR.sanitizer is None and not (args[1:] or kwargs):
-        gradients = (_local(each.grad) for group in optimizer.param_groups for each in group["params"])
+        gradients = (local_tensor(each.grad) for group in optimizer.param_groups for each in group["params"])
         if any(each is not None and has_no_values(each) for each in gradients):
             _STEPPING.append((optimizer, HostShapes()))
             _STEPPING[-1][1].__enter__()
@@ -149,20 +152,20 @@ def _charge(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
         passes = 1 if group.get("fused") else _PASSES_UNFUSED
         for parameter in group["params"]:
-            if parameter.grad is not None and _local(parameter).device.type == "cpu":
+            if parameter.grad is not None and local_tensor(parameter).device.type == "cpu":
                 nbytes += passes * _bytes_of_step(parameter, optimizer.state[parameter])
     ACCELERATOR.timeline.cpu += round(nbytes * ACCELERATOR.host_ns_per_byte)
 
 
 def _bytes_of_step(parameter: torch.Tensor, state: Mapping[str, object]) -> int:
     """Return the bytes that one pass over one parameter reads and writes."""
-    local, gradient = _local(parameter), _local(parameter.grad)
-    states = [_local(value) for value in state.values() if isinstance(value, torch.Tensor)]
+    local, gradient = local_tensor(parameter), local_tensor(parameter.grad)
+    states = [local_tensor(value) for value in state.values() if isinstance(value, torch.Tensor)]
     kept = sum(tensor.nbytes for tensor in states if tensor.shape == local.shape)
     return 2 * (local.nbytes + kept) + gradient.nbytes
 
 
-def _local(tensor: Any) -> torch.Tensor:
+def local_tensor(tensor: Any) -> torch.Tensor:
     """Return a DTensor's local part, or any other tensor unchanged."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part

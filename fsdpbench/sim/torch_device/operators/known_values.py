@@ -216,6 +216,11 @@ def mark_as_placeholders(host: torch.Tensor) -> torch.Tensor:
     return host
 
 
+def unmark_placeholders(host: torch.Tensor) -> None:
+    """Take the mark off a tensor that gets values."""
+    host.untyped_storage().__dict__.pop(_HOLDS_PLACEHOLDERS, None)
+
+
 def holds_placeholders(host: torch.Tensor) -> bool:
     """Return whether a host tensor (or its base) was copied from the device without values."""
     return getattr(host.untyped_storage(), _HOLDS_PLACEHOLDERS, False)

@@ -5,22 +5,28 @@ The sanitizer follows such reads, because they may come before a copy from the d
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FlatParameter
+from torch.distributed.tensor import DTensor
 
 from fsdpbench.base.torch_internals import patch, replace, replaced, swap_tensor_impl, tree_leaves
 from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.operators.host_memory import HostShapes, local_tensor
+from fsdpbench.sim.torch_device.operators.known_values import unmark_placeholders
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.strict.words import legacy_type
-from fsdpbench.sim.torch_device.tensors import is_on_device, pinned_copy
+from fsdpbench.sim.torch_device.tensors import has_no_values, is_on_device, pinned_copy
 from fsdpbench.sim.torch_device.tensors import is_pinned as lies_in_pinned_memory
 
 
 def install_host_access(accelerator: Accelerator) -> None:
     """Patch `Tensor.pin_memory`, `is_pinned`, `tolist`, `numpy`, `torch.save`, and reads by C++ code."""
     _patch_pinning(accelerator)
+    _patch_models_on_host(accelerator)
     _patch_reads(accelerator)
     healthy = functools.partial(_of_healthy_windows, accelerator)
     replace(torch, istft=passing_to(healthy)(torch.istft), ctc_loss=passing_to(_by_lengths)(torch.ctc_loss))
@@ -55,6 +61,48 @@ def _patch_pinning(accelerator: Accelerator) -> None:
         return lies_in_pinned_memory(self) if accelerator.started else original_is_pinned(self, *args)
 
     replace(tensor_type, pin_memory=pin_memory, is_pinned=is_pinned)
+
+
+def _patch_models_on_host(accelerator: Accelerator) -> None:
+    """Let `to_empty`, initialization in pinned memory and clipping compute no values (`HostShapes`)."""
+
+    def without_values(host: bool) -> AbstractContextManager[object]:
+        return (
+            HostShapes() if host and accelerator.started and accelerator.sanitizer is None else nullcontext()
+        )
+
+    def to_empty(original: Any, self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
+        with without_values(device is not None and torch.device(device).type == "cpu"):
+            module: nn.Module = original(self, device=device, recurse=recurse)
+        for tensor in (*module.parameters(recurse), *module.buffers(recurse)):
+            unmark_placeholders(local_tensor(tensor))  # values may follow
+        return module
+
+    def initialise(original: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        with without_values(_is_offloaded(tensor)):
+            result: torch.Tensor = original(tensor, *args, **options)
+        return result
+
+    def clip_grad_norm_(original: Any, parameters: Any, *args: Any, **options: Any) -> torch.Tensor:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        gradients = [local_tensor(each.grad) for each in parameters if each.grad is not None]
+        with without_values(any(map(has_no_values, gradients))):
+            norm: torch.Tensor = original(parameters, *args, **options)
+        return norm
+
+    replace(nn.Module, to_empty=passing_to(to_empty)(nn.Module.to_empty))
+    fillers = {name: call for name, call in vars(nn.init).items() if name[-1] == "_" != name[0]}
+    replace(nn.init, **{name: passing_to(initialise)(call) for name, call in fillers.items()})
+    clip = passing_to(clip_grad_norm_)(nn.utils.clip_grad_norm_)
+    replace(nn.utils, clip_grad_norm_=clip)
+    replace(nn.utils.clip_grad, clip_grad_norm_=clip)
+
+
+def _is_offloaded(parameter: torch.Tensor) -> bool:
+    """Return whether a host tensor is pinned, or the shard of a mesh of GPUs."""
+    if isinstance(parameter, DTensor) and parameter.device_mesh.device_type != "cpu":
+        return local_tensor(parameter).device.type == "cpu"
+    return lies_in_pinned_memory(local_tensor(parameter))
 
 
 def _patch_reads(accelerator: Accelerator) -> None:

@@ -98,7 +98,10 @@ def _begin(name: str) -> int:
         ACCELERATOR.sanitizer.enter(name)
     if ACCELERATOR.account is not None:
         ACCELERATOR.account.enter(name)
-    return _OUTSIDE if ACCELERATOR.trace is None else ACCELERATOR.timeline.cpu
+    if ACCELERATOR.trace is None:
+        return _OUTSIDE
+    ACCELERATOR.trace.open_spans.append((name, ACCELERATOR.timeline.cpu))
+    return ACCELERATOR.timeline.cpu
 
 
 def _end(name: str, start: int) -> None:
@@ -107,6 +110,8 @@ def _end(name: str, start: int) -> None:
     if ACCELERATOR.account is not None:
         ACCELERATOR.account.leave(name)
     if start != _OUTSIDE and ACCELERATOR.trace is not None:
+        if ACCELERATOR.trace.open_spans[-1:] == [(name, start)]:
+            ACCELERATOR.trace.open_spans.pop()
         ACCELERATOR.trace.annotation(name, start, ACCELERATOR.timeline.cpu)
 
 
