@@ -76,7 +76,7 @@ class RankRecord:
     """Simulated GPUs of several nodes: durations of collectives between them, alone, over the steps' time."""
 
     step_work: dict[str, float] | None = None
-    """Simulated GPUs, seconds of a step: `kernels` and `host_copies` (over the host link), alone and added
+    """Simulated GPUs, seconds of a step: `kernels`, `host_copies`, `host_optimizer`, each alone and added
     up, and `slow_link_step`, the step if that link takes twice as long; absent where that was not tried."""
 
     def add_sanitizer(self, found: JsonObject | None) -> None:

@@ -202,10 +202,12 @@ class Simulation:
         return dict(sorted(self.accelerator.unknown_operators.items()))
 
     def take_launched(self) -> dict[str, float]:
-        """Return seconds of kernels and of host-link copies since the last call, as if each ran alone."""
+        """Return seconds of kernels, host-link copies and optimizer steps on the host since the last call, each
+        as if it ran alone."""
         timeline = self.accelerator.timeline
         (kernels, _, copies), timeline.launched_ns = timeline.launched_ns, [0, 0, 0]
-        return {"kernels": kernels / 1e9, "host_copies": copies / 1e9}
+        stepping, self.accelerator.host_optimizer_ns = self.accelerator.host_optimizer_ns, 0
+        return {"kernels": kernels / 1e9, "host_copies": copies / 1e9, "host_optimizer": stepping / 1e9}
 
     def slow_host_link(self, work: Mapping[str, float]) -> bool:
         """Double the time of host-link copies from now on, and enlarge the device's memory (running out of

@@ -70,6 +70,7 @@ class Accelerator:
         self.network: Network = None  # type: ignore[assignment]
         self.trace: TraceRecorder | None = None
         self.host_ns_per_byte = 0.0
+        self.host_optimizer_ns = 0
         self.host = HostStats()
         self.host_link_ns: Callable[[int], int] = lambda nbytes: 0
         self.on_out_of_memory: Callable[[str], None] | None = None

@@ -160,6 +160,7 @@ class Unknown(StrEnum):
     SETTING = "no published run has these settings"
     OFFLOAD = "no published run offloads activations"
     LINK = "bandwidth to the host not measured with all GPUs of a node: fsdpbench calibrate narrows it"
+    HOST = "the optimizer runs on the host, whose speed is not measured"
     ATTENTION = "no published rates of this kernel of attention on this chip"
     PCIE = "links inside a node are PCIe, whose rates differ between machines: fsdpbench calibrate narrows it"
     UNMEASURED = "network between nodes not measured: fsdpbench calibrate --nccl-tests narrows it"
@@ -233,6 +234,20 @@ def by_link(step: float, slow: float, measured: bool) -> tuple[float, float]:
     more = max(0.0, slow / step - 1)
     saved = min(more * (1 - 1 / _FASTER_LINK), 1 / 2)
     return -math.log1p(-saved), math.log1p(more * (_NEAR_LINK if measured else 1))
+
+
+_SLOWER_HOST, _FASTER_HOST, _NEAR_HOST = 3.2, 0.25, 0.1
+"""Packaged profiles have three quarters of the memory bandwidth of a DGX, shared by its ranks: 57 GB/s on an
+H100. AdamW with `foreach` and one thread, torchrun's default, reached 17.8 on one EPYC, the fused one 38.5
+(`ci/measured/operators.txt`)."""
+
+
+def by_host_optimizer(share: float, measured: bool) -> tuple[float, float]:
+    """Return |ln| of the factors by which a step may be shorter and longer because of the host's memory, if
+    optimizer steps on the host take a `share` of it. `measured`: to 10 %."""
+    longer = _NEAR_HOST if measured else _SLOWER_HOST - 1
+    shorter = _NEAR_HOST if measured else _FASTER_HOST
+    return -math.log1p(-min(share, 1.0) * shorter), math.log1p(share * longer)
 
 
 def is_beyond(gpus: int) -> bool:

@@ -154,7 +154,9 @@ def _charge(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for parameter in group["params"]:
             if parameter.grad is not None and local_tensor(parameter).device.type == "cpu":
                 nbytes += passes * _bytes_of_step(parameter, optimizer.state[parameter])
-    ACCELERATOR.timeline.cpu += round(nbytes * ACCELERATOR.host_ns_per_byte)
+    took_ns = round(nbytes * ACCELERATOR.host_ns_per_byte)
+    ACCELERATOR.timeline.cpu += took_ns
+    ACCELERATOR.host_optimizer_ns += took_ns
 
 
 def _bytes_of_step(parameter: torch.Tensor, state: Mapping[str, object]) -> int:
