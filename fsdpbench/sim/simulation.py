@@ -202,8 +202,8 @@ class Simulation:
         return dict(sorted(self.accelerator.unknown_operators.items()))
 
     def take_launched(self) -> dict[str, float]:
-        """Return seconds of kernels, host-link copies and optimizer steps on the host since the last call, each
-        as if it ran alone."""
+        """Return seconds of kernels, of host-link copies and of optimizer steps on the host since the last
+        call, as if each ran alone."""
         timeline = self.accelerator.timeline
         (kernels, _, copies), timeline.launched_ns = timeline.launched_ns, [0, 0, 0]
         stepping, self.accelerator.host_optimizer_ns = self.accelerator.host_optimizer_ns, 0

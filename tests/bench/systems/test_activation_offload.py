@@ -85,6 +85,27 @@ def test_steps_on_other_links_are_inside_what_the_slow_one_bounds(
     assert shorter == own[0]
 
 
+def test_an_optimizer_on_the_host_widens_the_interval(fsdpbench: Any, tmp_path: Path) -> None:
+    """Steps with another rate of the host's memory are inside the interval; a measured rate narrows it."""
+
+    def step(name: str, **figures: float) -> dict[str, Any]:
+        hardware = tmp_path / f"{name}.toml"
+        lines = "".join(f"{key} = {value}\n" for key, value in figures.items())
+        hardware.write_text(f'base = "h100-80gb"\nname = "x"\n[host_link]\n{lines}', encoding="utf-8")
+        words = ["--model", "gpt-125m", "--device", "sim", "--gpus", "8", "--hardware", str(hardware)]
+        return result_of(fsdpbench, tmp_path / name, *words, "--set", "cpu_offload=true")
+
+    base, measured = step("base"), step("measured", memory_gb_s=57.0)
+    assert base["step_time_s"] == measured["step_time_s"]
+    assert any("on the host" in why for why in base["interval"]["because"])
+    assert not any("on the host" in why for why in measured["interval"]["because"])
+    low, high = base["interval"]["step_time_s"]
+    for slow in (57.0 / 3, 57.0 * 1.3):
+        assert low < step(f"at-{slow:.0f}", memory_gb_s=slow)["step_time_s"] < high
+    span = measured["interval"]["step_time_s"]
+    assert span[1] - span[0] < 0.6 * (high - low)
+
+
 @pytest.mark.parametrize(("gigabytes", "status"), [(0.1, "oom"), (8, "ok")])
 def test_it_has_to_fit_the_memory_of_the_host(
     fsdpbench: Any, tmp_path: Path, gigabytes: float, status: str

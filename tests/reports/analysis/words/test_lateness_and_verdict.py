@@ -333,6 +333,30 @@ def test_a_cpu_bound_step(tmp_path: Path, trace_builder: Any) -> None:
     assert "compile=true" in rank.verdict.sentence
 
 
+@pytest.mark.parametrize(
+    ("copies", "cause"), [(("HtoD", "DtoH"), "host_optimizer"), (("HtoD",), "cpu_bound")], ids=str
+)
+def test_an_optimizer_on_the_host(
+    copies: tuple[str, ...], cause: str, tmp_path: Path, trace_builder: Any
+) -> None:
+    """Only if shards come from the host and gradients go there does the optimizer step explain the wait."""
+    built = trace_builder()
+    built.step(0, at(0), at(1000))
+    for place, kind in enumerate(copies):
+        kernel = f"Memcpy {kind} (Pinned -> Device)"
+        built.kernel(kernel, at(10 + place), at(11 + place), launch=at(1), category="gpu_memcpy")
+    built.kernel("k", at(15), at(390), launch=at(2))
+    built.annotation("forward", at(0), at(200))
+    built.annotation("backward", at(200), at(400))
+    built.annotation("Optimizer.step#AdamW.step", at(400), at(980))
+    built.kernel("k", at(985), at(1000), launch=at(981))
+    rank = analyze([built.write(tmp_path / "rank0_trace.json")]).ranks[0]
+    assert rank.verdict is not None
+    (finding,) = (each for each in rank.verdict.findings if each.cause in ("host_optimizer", "cpu_bound"))
+    assert finding.cause == cause
+    assert ("cpu_offload" in [each.setting for each in finding.suggestions]) == (cause == "host_optimizer")
+
+
 def test_what_is_compiled_is_not_told_to_compile(tmp_path: Path, trace_builder: Any) -> None:
     built = trace_builder()
     built.step(0, at(0), at(1000))
