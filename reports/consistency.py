@@ -54,7 +54,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Contradiction:
-    """`figures` cannot all be true; `sentence` names both sides with their values."""
+    """A set of `figures` that cannot all be true; `sentence` names both sides with their values."""
 
     figures: tuple[str, ...]
     sentence: str

@@ -55,11 +55,11 @@ class Followed:
 
 
 class PlaceholderFloat(Followed, float):  # type: ignore[misc]
-    """A float of a simulated run."""
+    """A float that is followed."""
 
 
 class PlaceholderInt(Followed, int):  # type: ignore[misc]
-    """An integer of a simulated run."""
+    """An integer that is followed."""
 
 
 class PlaceholderText(str):

@@ -59,7 +59,7 @@ def find_idle_causes(trace: Trace, activity: Activity, spans: FsdpSpans, start: 
     """Return the causes within [start, end), in ns.
 
     Args:
-        activity, spans: of `trace`: its device work and its FSDP annotations.
+        activity, spans: the device work and the FSDP annotations of `trace`.
     """
     work = activity.work
     if activity.kind != "gpu" or not len(work.row) or (work.launch == UNKNOWN_TIME).any():

@@ -204,9 +204,9 @@ def _timings(
     """Return a timing for each of `gathers`.
 
     Args:
-        unit: of each collective, index into `spans.units`.
+        unit: the unit of each collective, index into `spans.units`.
         wait: ns at which the CPU began to wait for each gather.
-        step: place of each gather's step in `steps`.
+        step: index of each gather's step in `steps`.
     """
     issued, started, ended = gathers.issued, gathers.started, gathers.ended
     blocking = np.full(len(wait), activity.kind == "cpu") & (spans.end[gathers.around] >= ended)

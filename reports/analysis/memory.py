@@ -112,7 +112,7 @@ def analyze_memory(
     """Return peaks over the whole trace, and retries and allocator calls by the CPU's step.
 
     Args:
-        activity, spans: of `trace`: its device work and its FSDP annotations.
+        activity, spans: the device work and the FSDP annotations of `trace`.
         steps, phases: windows of the steps, and marks of the phases, in order and disjoint.
     """
     places = _Places(steps, phases, spans)

@@ -103,7 +103,7 @@ class SimulatedProfile:
         self.requests.export(path)
 
     def key_averages(self, *args: Any, **kwargs: Any) -> _NoAverages:
-        """Return no averages, and a hint where to look."""
+        """Return an empty list of averages, which prints a hint."""
         return _NoAverages()
 
     def events(self) -> Iterator[Any]:

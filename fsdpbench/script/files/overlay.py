@@ -37,7 +37,7 @@ _TABLES = (
 
 
 class Layer:
-    """The layer in `root`, and a script's view through it. Paths are the script's, absolute."""
+    """The layer in `root`, and a script's view through it. Paths are absolute, as the script sees them."""
 
     def __init__(self, root: Path, exempt: Path) -> None:
         self.root = str(root)

@@ -35,7 +35,7 @@ _now = time.time
 
 
 class Escaped:
-    """Whether bytes of tensors are in the process's memory, outside of any tensor."""
+    """A record of whether bytes of tensors are in memory, outside of any tensor."""
 
     def __init__(self) -> None:
         self._since: float | None = None

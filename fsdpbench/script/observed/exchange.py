@@ -148,7 +148,7 @@ def _mark(tensor: torch.Tensor, marks: frozenset[Ranks], when: int) -> None:
 
 def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:
     tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-    return getattr(tensor, "elem", tensor).untyped_storage()  # of one that a collective still writes
+    return getattr(tensor, "elem", tensor).untyped_storage()  # of an `AsyncCollectiveTensor`
 
 
 def _runs_in(places: tuple[str, ...]) -> bool:

@@ -50,7 +50,7 @@ class Observed:
     def _look_at_model(self) -> None:
         """Describe the model, which is complete when the first optimizer is created."""
         if self._model is None:
-            with contextlib.suppress(Exception):  # a model may be anything
+            with contextlib.suppress(Exception):  # an unusual model may raise anything
                 self._model = self._described()
                 self.gradients.names = parameter_names()
 

@@ -20,7 +20,7 @@ _PRODUCTS = {"Mul": "_saved_other", "Div": "_saved_other", "Dot": "_saved_tensor
 _MEAN = 1
 """`at::Reduction::Mean`; 0 keeps all elements, 2 sums them."""
 _OF_SUM = re.compile(r"/(?:Add|Sub)\d")
-_LOW = "(low)"  # in a path, a factor of a low dtype
+_LOW = "(low)"  # marks a factor of a low-precision dtype in a path
 _ROUNDED, _ALL_WHOLE = (torch.bfloat16, torch.float16), 128
 """From here on every bfloat16 number is whole, so that a whole divisor proves nothing."""
 _EVEN = 0.01
@@ -108,7 +108,7 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
         parts, _, kept = _counted(node, parts, (*_PASSING, "Sum"))
         # Numbers of elements are exactly whole; other divisors are norms and values of losses.
         count = parts if parts.is_integer() else 1.0
-        above, divided, below_it = path.rpartition("/Div")  # sums of chunks that are divided together are one
+        above, divided, below_it = path.rpartition("/Div")  # sums of chunks with one divisor count as one
         path = above + divided + (_OF_SUM.sub("", below_it) if divided else below_it)
         yield path, Term(count, abs(factor * count / parts), parts / factor, kept or _summands(node))
 

@@ -154,7 +154,7 @@ def _of_root(root: nn.Module) -> Iterator[tuple[str, Held]]:
             for name, held in _of_flat(handle.flat_param):
                 flat.add(name := plain_name(f"{path}.{name}"))
                 yield name, held
-            for info in handle.flat_param._shared_param_infos:  # tied: they come with the first
+            for info in handle.flat_param._shared_param_infos:  # tied parameters: yielded with the first
                 flat.add(plain_name(f"{path}.{info.module_name}.{info.param_name}"))
     for path, module in modules:
         for name, parameter in module.named_parameters(recurse=False):

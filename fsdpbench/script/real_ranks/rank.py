@@ -93,7 +93,7 @@ def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
     record.status, record.cause = (Status.ERROR if cause else Status.OK), cause or None
     write_record(record, folder)
     if dist.is_initialized() and not cause and config.script.function is None:
-        dist.barrier()  # the others may still need this rank's connections
+        dist.barrier()  # other ranks may still need this rank's connections
     return record.status
 
 

@@ -164,6 +164,6 @@ def shrunk(numbers: Mapping[str, int], kind: str | None = None) -> dict[str, int
 
 
 def _power(values: list[int], fits: Callable[[int], bool]) -> int:
-    """Return the largest power of two that divides all values and fits."""
+    """Return the largest power of two that divides all values and that `fits` accepts."""
     factors = [1 << bits for bits in range(20) if all(value % (1 << bits) == 0 for value in values)]
     return max((factor for factor in factors if values and fits(factor)), default=1)

@@ -199,7 +199,7 @@ class Watch:
         self._optimizers.append(optimizer)
         self._waiting |= optimized(optimizer).keys()
         if len(self._optimizers) == 1:
-            self.held()  # before a block leaves its list
+            self.held()  # learn names before a block leaves its list
             self._made = self._own_files.line() or ""
         inside = {id(each) for root in roots() for each in root.parameters()}
         for key, each in optimized(optimizer).items():
@@ -434,7 +434,7 @@ class ShardedWatch(Watch):
         scaler = torch.amp.GradScaler
         for kind, name in ((scaler, "scale"), (scaler, "unscale_"), (ShardedGradScaler, "unscale_")):
             around(kind, name, self._scaling)
-        self._factor = 0.0  # of a scaler, until gradients are unscaled
+        self._factor = 0.0  # a scaler's, until gradients are unscaled
         self._buffers: dict[str, str] = {}
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
