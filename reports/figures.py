@@ -62,8 +62,8 @@ class Figure:
         detail: header among one configuration's figures, if it has no `column`.
         form: how it is displayed: the name of a function in `reports.pages.display`.
         least, most: bounds that no run exceeds; None without a range.
-        least_judged: a higher lower bound for the gate: clocks count nanoseconds (1e-9), and an event that a
-            step has now and then counts at least 1e-6 in a mean step.
+        least_judged: a higher lower bound for the gate: clocks count nanoseconds (1e-9), and an event that
+            only some steps have counts at least 1e-6 in a mean step.
         computed: the function of records and traces; None if a part holds it or the bench adds it.
         kind: its type in JSON.
         words: description, for the schema.

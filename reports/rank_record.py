@@ -19,7 +19,7 @@ OPTIONAL = (
 )  # fmt: skip
 """Fields that a record, and its result, have only if there is something to report."""
 _REAL_TIME = ("loader", "step_work")
-"""Also optional. The result has `loader`, measured in real time, in `bench`, `step_work` in `interval`."""
+"""Also optional. In the result, `loader` (real time) is in `bench`, and `step_work` in `interval`."""
 
 
 @dataclass

@@ -117,7 +117,7 @@ WIDE = 0.35
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Intervals of simulated figures, each [low, high]; the real value is inside in a share `level` of cases.
+    """Intervals of simulated figures, each [low, high]; each holds the real value with probability `level`.
 
     `because`: why it is wider than for known runs. `risky`: memory fits only within the prediction's error,
     or the allocator retries. For differences: `apart`, the share below which two steps count as equal;

@@ -1,8 +1,8 @@
 """Decisions of a script that depend on placeholders: the line, the question, the answer, and how often.
 
 A simulated tensor has no value. Every question of a script about it, `if loss < best`, `range(int(count))`,
-still gets an answer, and the run follows that answer; so every such answer is recorded with its
-line.
+gets an answer all the same, and the run follows that answer. So every such answer is recorded with
+its line.
 
     loss.item(), loss.cpu().item() ──> a number that remembers its origin (`numbers.py`)
         number < best, bool(number), int(number), math.isnan(number) ──> recorded

@@ -109,7 +109,7 @@ def _size(module: nn.Module) -> int:
 
 def unwrapped_root() -> nn.Module | None:
     """Return the outermost module around FSDP units that is not a unit itself but has trainable parameters
-    outside of units, none of them a `DTensor`'s; None if there is no such module."""
+    outside of units (not only DTensors); None if there is no such module."""
     units = [each for each in _modules() if is_unit(each)]
     if not units:
         return None

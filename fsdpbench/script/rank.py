@@ -114,7 +114,7 @@ class _Run:
             self.recorder = start_recording(self.simulation, folder, rank_0, self.own_files)
         trace, to_the_end = trace_path(folder, placement.rank), self.source.to_the_end
         self.steps = Steps(self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end)
-        self.steps.slows_link &= not self.source.check_ranks and link is None  # steps are counted
+        self.steps.slows_link &= not self.source.check_ranks and link is None  # no extra step there
         self._ends: list[float] = []
         self.simulation.accelerator.on_out_of_memory = self._out_of_memory
         self.optimizers = Optimizers(self.own_files)

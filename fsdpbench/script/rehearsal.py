@@ -3,8 +3,8 @@
     FSDPBENCH_SIMULATED_CUDA=h100-80gb fsdpbench run --device cuda --gpus 1 --model gpt-tiny
 
 Everything above torch's C++ runs as on a GPU: the device `cuda`, the worker, NCCL's setup, events, memory
-statistics, `calibrate`. The simulated device replaces the GPU, with one rank per process, which
-assumes that other ranks hold the same data as itself; its trace replaces the profiler's. So this cannot
+statistics, `calibrate`. The simulated device replaces the GPU, with one rank per process;
+each rank assumes that the other ranks hold the same data. Its trace replaces the profiler's. So this cannot
 show whether CUDA, NCCL, CUPTI and real numbers behave as expected.
 """
 

@@ -1,4 +1,4 @@
-"""Checks, before any figure, of whether a trace can be believed.
+"""Checks whether a trace can be trusted, made before any figure is computed.
 
 Each finding is a line. Some are only reported; others mean that times or counts are wrong, and then the rank
 is not `trusted`.

@@ -1,6 +1,6 @@
 """FSDP units: the unit of a collective, from the annotation around the call that launched it.
 
-`impl` writes `FSDP::<event> (<unit>)`, torch's FSDP2 `FSDP::all_gather (layers.0)` and the like, its prefetch
+`impl` writes `FSDP::<event> (<unit>)`, torch's FSDP2 `FSDP::all_gather (layers.0)` and, for prefetches,
 `FSDP::backward_prefetch for layers.0`; the innermost annotation around the launch decides. torch's FSDP1
 names no units, so they are numbered by their order (`number_units`)."""
 

@@ -18,7 +18,7 @@ from fsdpbench.reports.analysis.units import ROOT_UNIT
 WORTH = 0.03
 """Share of the step from which a cause is reported."""
 CPU_BOUND = 0.10
-"""Share of the step that the device waits for a CPU-bound program: some waiting at step edges is normal."""
+"""Share of the step spent waiting for the CPU from which it counts as CPU-bound: step edges always wait."""
 
 _REDUCTIONS = ("reduce_scatter", "all_reduce")
 _TEXTS = PATTERNS["findings"]

@@ -196,7 +196,7 @@ def _environment(rows: Sequence[Configuration]) -> list[tuple[str, list[tuple[st
 RELOAD_S = 10
 _LEAST_S = 5.0
 _SHARE = 10
-"""Writing takes at most one part in this many of the time: a large page takes seconds to write."""
+"""The page is written during at most 1 / `_SHARE` of the time: a large page takes seconds to write."""
 
 
 class LivePage:

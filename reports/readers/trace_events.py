@@ -155,7 +155,7 @@ def decode_arguments(texts: Sequence[Raw], kind: type[_Arguments]) -> tuple[list
 
 
 def _decode_many(texts: Sequence[Raw], kind: type[_Arguments]) -> list[_Arguments]:
-    """Return all texts decoded. Raises ValueError if a text is absent, which leaves a gap between commas."""
+    """Return all decoded. Raises ValueError if a text is absent: a gap between commas, or an empty list."""
     joined = b"[" + b",".join(texts) + b"]"
     decoded = msgspec.json.decode(joined, type=list[kind])  # type: ignore[valid-type]
     if len(decoded) != len(texts):

@@ -97,7 +97,7 @@ class CheckpointWatch(Watch):
         return original(*args, **kwargs)
 
     def _is_written(self, path: object) -> bool:
-        """Return whether the first run wrote what is loaded: a checkpoint's file, or a state dict of dcp."""
+        """Return whether the first run wrote what is loaded: a file in the layer, or any state dict (dcp)."""
         if not isinstance(path, str | os.PathLike):
             return isinstance(path, dict)
         return os.path.exists(f"{self.folder / 'files'}{os.path.abspath(os.fsdecode(path))}")

@@ -93,7 +93,7 @@ class StepRecord:
     reduces: bool = False
     """Whether an optimizer has called a reduction in its step, so far."""
     splits: bool = False
-    """Whether it or `torch.distributed.nn` called all-to-all in backward, or reduced over some ranks."""
+    """Whether the script or `torch.distributed.nn` ran all-to-all in backward, or reduced over some ranks."""
     grouped: bool = False
     """Whether the script has process groups of some ranks, or a mesh of several dimensions."""
     added: list[torch.Tensor | None] = field(default_factory=list)
@@ -381,7 +381,7 @@ class Watch:
             self.stepped()
 
     def stepped(self) -> None:
-        """Act after a step."""
+        """React to the end of a step."""
 
     def finish(self) -> None:
         """Write the weights after the last step."""
