@@ -1,6 +1,6 @@
-"""Trace reading, analysis and reports; needs no torch and works on anybody's traces.
+"""Trace reading, analysis and reports. Needs no torch and accepts traces of any program.
 
-Nothing is imported here, so that a part can be used without the others.
+This file imports nothing, so that each part can be used without the others.
 """
 
 if __name__ == "reports":

@@ -1,9 +1,9 @@
-"""Checks a result against itself, and against the files and the folder that it belongs to.
+"""Checks of a result: its figures against each other, and the result against its files and folder.
 
 The rules are the rows of `result_rules.csv`. `left` and `right` are sums of products of figures (dotted names
-in result.json), or functions of lists; `~` is all in its place, `@` each word of `each`. A rule holds on
-`device`, and not where a figure of `unless` is known and not 0. Rows `within` are tolerances, as a share and
-an amount. Least and most of a figure are in its row of `reports.figures`. No rule speaks of what is unknown.
+in result.json) or functions of lists. `~` matches any part of a name; `@` is replaced by each word of `each`.
+A rule applies on `device`, unless a figure of `unless` is known and not 0. Rows `within` are tolerances: a
+share and an amount. The range of a figure is in its row of `reports.figures`. Unknown values break no rule.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _OTHERS = {"environment", "verdict", "bench", "script", "placeholder_decisions",
 _ABOUT_THE_FILE = {"schema", "name", "key", "command", "system_from", "model_from"}
 _MOST_EXACT = 2.0**63
 _MOST_KINDS = 32
-"""Of collectives: there are fewer, and a file of a million costs a moment."""
+"""Limit on the kinds of collectives checked: fewer exist, and a damaged file may name a million."""
 _LONGEST_VALUE = 60
 _KEY = re.compile(r"-([0-9a-f]{8})(\.run\d+)?$")
 _PACKAGED = re.compile(r"[a-z0-9-]+")
@@ -54,7 +54,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Contradiction:
-    """`figures` cannot all be true; `sentence` names both sides with their values."""
+    """A set of `figures` that cannot all be true; `sentence` names both sides with their values."""
 
     figures: tuple[str, ...]
     sentence: str
@@ -67,12 +67,12 @@ def rules() -> list[dict[str, str]]:
 
 
 def contradiction(result: Mapping[str, Any]) -> str | None:
-    """Return what in `result`, the content of a `result.json`, cannot be true first; None if nothing."""
+    """Return the first contradiction in `result`, the content of a `result.json`; None if there is none."""
     return next((found.sentence for found in broken_rules(values_of(result))), None)
 
 
 def broken_rules(values: Values) -> list[Contradiction]:
-    """Return what in `values`, figures by name, cannot be true."""
+    """Return the contradictions in `values`, figures by name."""
     named = (name.split(".") for name in values)
     kinds = dict.fromkeys(parts[1] for parts in named if parts[0] == "communication" and parts[1:])
     found = [each for name, value in values.items() for each in _out_of_range(name, value)]
@@ -84,7 +84,7 @@ def broken_rules(values: Values) -> list[Contradiction]:
 
 
 def values_of(result: Mapping[str, Any]) -> dict[str, object]:
-    """Return the leaves of `result` by dotted name, and what rules need besides."""
+    """Return the leaves of `result` by dotted name, and the derived values that the rules use."""
     parts = {name: part for name, part in result.items() if name not in _OTHERS}
     values = {name: value for name, value in leaves(parts) if value is not None}
     model, hardware = str(values.get("config.model")), str(values.get("config.hardware"))
@@ -115,7 +115,7 @@ def values_of(result: Mapping[str, Any]) -> dict[str, object]:
 
 
 def with_sums(values: Values) -> dict[str, object]:
-    """Return `values` with the sums and differences of the traced step's parts that are known by them."""
+    """Return `values` with the sums and differences of the traced step's parts that follow from them."""
     sums = {
         "compute_s": "time_s.compute_only + time_s.overlapped",
         "time_s.compute_only": "compute_s - time_s.overlapped",
@@ -135,7 +135,7 @@ def misfiled(folder: str, config: Mapping[str, Any], result: Mapping[str, Any]) 
     if not isinstance(own, Mapping):
         return "result.json: config is not an object"
     if not own.keys() & config.keys():
-        own = config = {}  # one of them does not say what it is of
+        own = config = {}  # one of the files does not describe its configuration
     asked, ran = dict(leaves(config)), dict(leaves(own))
     for name in [name for name in ran | asked if name.partition(".")[0] not in _ABOUT_THE_FILE]:
         if asked.get(name) != ran.get(name):
@@ -158,7 +158,7 @@ def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 @functools.lru_cache(maxsize=4096)
 def _limits(name: str) -> tuple[float, float] | None:
-    """Return least and most of a figure; None where it has no range."""
+    """Return the least and greatest valid value of a figure; None if it has no range."""
     return next((limits for path, limits in ranges().items() if _pattern(path).fullmatch(name)), None)
 
 
@@ -171,7 +171,7 @@ def _tolerances() -> dict[str, tuple[float, float]]:
 
 @functools.cache
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return the expression of a name in which `*` and `~` are any one part."""
+    """Return a regular expression for a name in which `*` and `~` match any one part."""
     return re.compile(re.sub(r"\\[*~]|~", r"[^.]+", re.escape(text)))
 
 
@@ -196,10 +196,10 @@ def _broken(rule: Mapping[str, str], each: str, values: Values) -> Iterator[Cont
     try:
         found = [_evaluated(text)(values) for text in texts]
         if not all(isinstance(each, str | list) or math.isfinite(each) for each in found):
-            return  # no rule can speak of NaN and infinity
+            return  # rules do not apply to NaN and infinity
         holds = _holds(rule["relation"], rule["tolerance"], *found)
     except (LookupError, TypeError, ValueError, ArithmeticError):
-        return  # a figure that is not known, or not a number, which its range reports
+        return  # unknown, or not a number: the latter breaks the figure's range
     if not holds:
         sides = [_told(text, value, values) for text, value in zip(texts, found, strict=True)]
         figures = dict.fromkeys(name for text in texts for name in _NAME.findall(text) if name in values)
@@ -233,7 +233,7 @@ def _evaluated(text: str) -> Expression:
 
 
 def _below(values: Values, name: str) -> list[float]:
-    """Return all values in the place of `~`. Raises `LookupError` where one is not a number or none known."""
+    """Return all values that `~` matches. Raises `LookupError` if one is not a number or none is known."""
     pattern = _pattern(name)
     found = [value for each, value in values.items() if pattern.fullmatch(each)]
     if not all(map(_is_number, found)) or not (found or values.get(name.partition(".~")[0]) == {}):
@@ -247,7 +247,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _told(text: str, value: Any, values: Values) -> str:
-    """Return a side of a rule with its value; of a product, with those of its factors."""
+    """Return one side of a rule with its value; for a product also the values of its factors."""
     factors = [name for name in _NAME.findall(text) if name in values and not name.startswith("config.")]
     shown = ", ".join(f"{name} {_shown(values[name])}" for name in factors)
     is_product = " * " in text and "(" not in text and " + " not in text

@@ -1,11 +1,11 @@
-"""The table of figures, `figures.csv`: one row a figure of a result, from which every list of them is read.
+"""The table of figures, `figures.csv`: one row for each figure of a result; every list of figures uses it.
 
-Results hold what rows compute, the index and the exports have a column for each `flat` row, the gate judges
-those with `judged`, pages show those with a `column`, the schema describes those with `words`, and
-`reports.consistency` checks the range of each.  A new figure is one row, and the function in
-`reports.result_figures` that computes it.  Relations between figures are the rows of `result_rules.csv`.
+Results hold the figures with a function in `computed`, the index and the exports have a column for each
+`flat` row, the gate judges rows with `judged`, pages show rows with a `column`, the schema describes rows
+with `words`, and `reports.consistency` checks each range. To add a figure, add a row, and the function in
+`reports.result_figures` that computes it. Relations between figures are the rows of `result_rules.csv`.
 
-The order is that in which people read figures; that of `result.json` is the order of `Result`'s fields.
+Rows are in reading order; the order of `result.json` is the order of `Result`'s fields.
 """
 
 import functools
@@ -23,11 +23,11 @@ from fsdpbench.reports.result import PeakMemory, Result, StepParts
 from fsdpbench.reports.result_figures import Ran
 
 LARGEST = 2.0**63
-"""No time, size or count of a step is beyond it, and sums and differences below it stay finite."""
+"""Upper bound of every time, size and count of a step; sums and differences below it stay finite."""
 
 
 class Worse(Enum):
-    """The direction in which a figure gets worse; NEITHER where a change is only worth knowing."""
+    """The direction in which a figure gets worse; NEITHER: a change is reported, but is not worse."""
 
     HIGHER = "higher"
     LOWER = "lower"
@@ -35,8 +35,8 @@ class Worse(Enum):
 
 
 class Judged(Enum):
-    """Whether the gate judges a figure. WITNESS: it does not, but keeps it in a baseline, since it binds
-    those that are judged. MEASURED: it does where a step is not exact."""
+    """Whether the gate judges a figure. WITNESS: no, but a baseline keeps it, because relations bind judged
+    figures to it. MEASURED: only on real devices, where steps vary."""
 
     NO = "no"
     WITNESS = "witness"
@@ -46,30 +46,30 @@ class Judged(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure, or a part of a result that holds some.
+    """A figure, or a part of a result that holds figures.
 
     Args:
-        path: dotted place in `result.json` (`*`: any name), or a name that `reports.consistency` derives.
-        name: in the index, in exports and in the gate, where that is not the path.
-        unit: `s`, `B`, or nothing for counts and shares.
+        path: dotted path in `result.json` (`*`: any name), or a name that `reports.consistency` derives.
+        name: name in the index, in exports and in the gate, if it is not the path.
+        unit: `s`, `B`, or empty for counts and shares.
         worse: the direction in which it gets worse.
-        judged: what the gate does with it.
-        marks: `flat`, it has a column in the index and the exports; `interval`, simulated it has one; `rate`,
-            it is an amount over the step time, and follows that over repeated runs and in its interval;
-            `warned`, the page marks values other than 0; `traced`, it is absent where nothing ran.
-        column: its header in the page's table, none without; `{each}` is `GPU` or `rank`.
-        weight: on a terminal, columns of the least go first where there is no room; 0: it has none there.
-        detail: its header among a configuration's own figures, where it has no `column`.
-        form: how people see it, the name of a function in `reports.pages.display`.
-        least, most: what no run is beyond; None where it has no range.
-        least_judged: a higher bound in the gate: clocks count nanoseconds (1e-9), and what every step has at
-            least once in a while is at least 1e-6 in a mean step.
-        computed: how it is made of records and traces; None for what a part holds, or the bench adds.
+        judged: whether the gate judges it.
+        marks: `flat`: the index and the exports have a column for it; `interval`: it has an interval if
+            simulated; `rate`: an amount over the step time, which follows the step time over repeated runs
+            and in its interval; `warned`: the page marks values that are not 0; `traced`: absent if not run.
+        column: header in the page's table, empty for no column; `{each}` becomes `GPU` or `rank`.
+        weight: if a terminal lacks room, columns of the least weight are dropped first; 0: no column there.
+        detail: header among one configuration's figures, if it has no `column`.
+        form: how it is displayed: the name of a function in `reports.pages.display`.
+        least, most: bounds that no run exceeds; None without a range.
+        least_judged: a higher lower bound for the gate: clocks count nanoseconds (1e-9), and an event that
+            only some steps have counts at least 1e-6 in a mean step.
+        computed: the function of records and traces; None if a part holds it or the bench adds it.
         kind: its type in JSON.
-        words: what it is, for the schema.
+        words: description, for the schema.
         alone: why no relation binds it.
-        since: the version that had it first.
-        short: a name for budgets, and `scale`, how many of that name's units are one of the figure's.
+        since: the first version that has it.
+        short: a name for budgets; `scale`: how many units of that name make one unit of the figure.
     """
 
     path: str
@@ -98,7 +98,7 @@ class Figure:
 
     @property
     def in_index(self) -> str:
-        """Its column in the index."""
+        """The name of its column in the index."""
         return f"time_{self.name}" if self.path.startswith("time_s.") else self.name
 
     @property
@@ -107,12 +107,12 @@ class Figure:
         return "rate" in self.marks
 
     def of(self, result: Result) -> Any:
-        """Return what `result` holds of it, by its types; None where it holds nothing."""
+        """Return the typed value in `result`; None if it has none."""
         return result.at(self.path)
 
 
 def _figure(row: Mapping[str, str]) -> Figure:
-    """Return a row of the file, whose empty cells are the fields' defaults."""
+    """Return the figure of a row of the file; empty cells give the fields' defaults."""
     given: dict[str, Any] = {name: cell for name, cell in row.items() if cell and name != "range"}
     if row["range"]:
         given["least"], given["most"] = map(float, row["range"].split())
@@ -135,7 +135,7 @@ _PARTS = [*PeakMemory.__struct_fields__, *StepParts.__struct_fields__]
 
 
 def flat() -> list[Figure]:
-    """Return the figures that the index and the exports have a column of: those of the whole, then parts'."""
+    """Return the figures with a column in the index and the exports: whole figures first, then parts."""
 
     def place(figure: Figure) -> tuple[bool, int, int]:
         head, _, tail = figure.path.partition(".")
@@ -145,17 +145,17 @@ def flat() -> list[Figure]:
 
 
 def nothing() -> dict[str, None]:
-    """Return the figures of a configuration that did not run, in the order of `result.json`."""
+    """Return the figures of a configuration that did not run, all None, in the order of `result.json`."""
     paths = {each.path for each in FIGURES if each.words and "traced" not in each.marks} | {"interval"}
     return dict.fromkeys(sorted((path for path in paths if "." not in path), key=_place))
 
 
 def computed(records: Sequence[RankRecord], analysis: Analysis) -> dict[str, object]:
-    """Return all figures that are made of records and traces; None for what cannot be known.
+    """Return all figures that are computed from records and traces; None for unknown ones.
 
     Args:
-        records: one a rank, of one configuration.
-        analysis: of the same ranks' traces, one configuration.
+        records: one for each rank of one configuration.
+        analysis: the analysis of the same ranks' traces.
     """
     ran = Ran(records, analysis)
     made = {figure.path: figure.computed for figure in FIGURES if figure.computed is not None}
@@ -164,14 +164,14 @@ def computed(records: Sequence[RankRecord], analysis: Analysis) -> dict[str, obj
 
 @functools.cache
 def ranges() -> dict[str, tuple[float, float]]:
-    """Return least and most of figures by their path, the more special paths first."""
+    """Return the least and greatest value of figures by path, more specific paths first."""
     found = {row.path: (row.least, row.most) for row in FIGURES if row.least is not None}
     with_interval = (row.path for row in FIGURES if row.marks & {"rate", "interval"})
     return {f"interval.{path}": (0.0, math.inf) for path in with_interval} | found
 
 
 def schema() -> dict[str, dict[str, object]]:
-    """Return the JSON schema of every figure at the top of a result, by name."""
+    """Return the JSON schema of every top-level figure of a result, by name."""
     described = {figure.path: _described(figure) for figure in FIGURES if figure.words}
     found = {path: each for path, each in described.items() if "." not in path}
     for head, each in found.items():

@@ -1,4 +1,4 @@
-"""The record of one rank, as its file holds it: what results are made of."""
+"""The record of one rank, as stored in its file. Results are computed from these records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,19 +12,19 @@ from fsdpbench.base.result_sections import MemoryAccount, PlaceholderDecision, S
 from fsdpbench.reports.result import Status
 
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
-"""Fields that the records of scripts alone have."""
+"""Fields that only records of scripts have."""
 OPTIONAL = (
     *OF_SCRIPTS, "parameters", "sanitizer", "memory_account", "compilation", "memory_traffic", "soak",
     "graph", "buffer_rows", "unread_settings", "network_share",
 )  # fmt: skip
-"""Fields that a record has only where there is something to say; its result has them too."""
+"""Fields that a record, and its result, have only if there is something to report."""
 _REAL_TIME = ("loader", "step_work")
-"""Likewise; the first is measured in real time, and is in the result's `bench`, the other in its interval."""
+"""Also optional. In the result, `loader` (real time) is in `bench`, and `step_work` in `interval`."""
 
 
 @dataclass
 class RankRecord:
-    """The seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. Only the ranks of a
+    """The seconds, bytes and FLOPs of one rank; `None` if its device cannot know a value. Only ranks of a
     user's own script have `script`, `placeholder_decisions`, `redirected_files`, `compiled`, `rank_check`."""
 
     rank: int
@@ -53,34 +53,34 @@ class RankRecord:
     rank_check: JsonObject | None = None
     memory_account: MemoryAccount | None = None
     compilation: JsonObject | None = None
-    """Of a compiled run: graphs that Dynamo traced, breaks, recompilations; on simulated GPUs the compiled
-    graphs, their kernels and fallbacks too."""
+    """Compiled runs: graphs that Dynamo traced, breaks, recompilations; on simulated GPUs also the compiled
+    graphs, their kernels and fallbacks."""
     memory_traffic: JsonObject | None = None
-    """Simulated GPUs, a mean traced step: bytes of kernels that memory limits."""
+    """Simulated GPUs: bytes that memory-bound kernels move in a mean traced step."""
 
     loader: dict[str, int | float] | None = None
-    """Of a script with loaders: what a batch takes the host, seconds, and batches a step."""
+    """Scripts with data loaders: host seconds for a batch, and batches per step."""
     soak: JsonObject | None = None
-    """Of a soak: memory over its steps (docs/lengths.md)."""
+    """Soaks: memory over the steps (docs/lengths.md)."""
 
     parameters: int | None = None
-    """Of the whole model, tied ones once; None of a script."""
+    """Parameters of the whole model, tied ones counted once; None for scripts."""
     buffer_rows: dict[str, int | float] | None = None
-    """Of experts with a capacity, a step: rows `sent` to them, `dropped` of these, and `empty` places."""
+    """Experts with a capacity, per step: rows `sent` to them, those `dropped`, and `empty` places."""
 
     graph: JsonObject | None = None
-    """Of a step captured as one CUDA graph (simulated, estimated): launches, streams, warm-up, replays."""
+    """A step captured as one CUDA graph (simulated, estimated): launches, streams, warm-up, replays."""
     unread_settings: list[str] | None = None
-    """Settings that were given and that the system never read: they had no effect."""
+    """Settings that were given but that the system never read: they had no effect."""
     network_share: float | None = None
-    """Simulated GPUs of several nodes: durations of collectives between them, alone, over the steps' time."""
+    """Simulated GPUs: time of collectives between nodes or over PCIe, as a share of the time of the steps."""
 
     step_work: dict[str, float] | None = None
-    """Simulated GPUs, seconds of a step: `kernels`, `host_copies`, `host_optimizer`, each alone and added
-    up, and `slow_link_step`, the step if that link takes twice as long; absent where that was not tried."""
+    """Simulated GPUs, seconds per step without contention: `kernels`, `host_copies` (over the host link) and
+    `host_optimizer`; and `slow_link_step`, the step if that link takes twice as long, absent if not tried."""
 
     def add_sanitizer(self, found: JsonObject | None) -> None:
-        """Take the sanitizer's findings, if it ran; a run that is fine otherwise ends with `race`."""
+        """Store the sanitizer's findings, if it ran; if it found any, an `ok` run becomes `race`."""
         self.sanitizer = found
         if found is not None and found["findings"] and self.status is Status.OK:
             self.status, self.cause = Status.RACE, _first_finding(found)
@@ -91,14 +91,14 @@ class RankRecord:
         return converted(content, cls)
 
     def to_dict(self) -> JsonObject:
-        """Return what the file holds."""
+        """Return the content of the record's file."""
         empty = {name for name in (*OPTIONAL, *_REAL_TIME) if getattr(self, name) is None}
         fields: JsonObject = msgspec.to_builtins(self)
         return {"schema": 1} | {name: value for name, value in fields.items() if name not in empty}
 
     @property
     def optional(self) -> JsonObject:
-        """The optional fields that it has, for its result."""
+        """The optional fields that are set, for the result."""
         return {name: value for name, value in self.to_dict().items() if name in OPTIONAL}
 
 
@@ -113,6 +113,6 @@ def _first_finding(found: JsonObject) -> str:
 
 
 def compiled_graphs(compilation: Mapping[str, Any]) -> int:
-    """Return the graphs of a run by its `compilation`: compiled ones; on real devices those traced."""
+    """Return the number of graphs in a run's `compilation`: compiled ones, on real devices traced ones."""
     found: int = compilation.get("graphs", compilation.get("traced", 0))
     return found

@@ -1,9 +1,9 @@
-"""The two files of a configuration's folder as typed parts: `result.json` and `config.json`.
+"""Typed content of the two files of a configuration's folder: `result.json` and `config.json`.
 
-It is among what reads traces, which needs neither torch nor the bench, so that pages and the bench read
-the same type.  Old files lack keys, newer files and plugins add some: a key that is missing is None, and what
-no field names stays in `content`, which is what is written again.  Fields are in the order of the file; of
-`config.json` only those that the page shows are typed.
+This module needs neither torch nor the bench, so pages and the bench read the same type. Old files lack
+keys; newer files and plugins add some. A missing key is None. Keys without a field stay in `content`, which
+is written back. Fields are in the order of the file; of `config.json` only the fields that the page shows
+are typed.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ Span = tuple[int | float, int | float]
 
 
 class Status(StrEnum):
-    """The outcome of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the
-    sanitizer found one; `rank_mismatch`: a script's ranks call different collectives. Both keep figures."""
+    """The outcome of a rank or a configuration (`not_applicable`: only the latter). `race`: the sanitizer
+    found a race; `rank_mismatch`: a script's ranks call different collectives. Both keep their figures."""
 
     OK = "ok"
     OOM = "oom"
@@ -43,27 +43,27 @@ class Status(StrEnum):
 
     @property
     def is_answer(self) -> bool:
-        """Whether it answers the question asked, and is not a failure of the configuration to do so."""
+        """Whether the run answers the question (ok, out of memory, not applicable), rather than failing."""
         return self in (Status.OK, Status.OOM, Status.NOT_APPLICABLE)
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """The reason why a configuration has no figures: one line, and the log that tells more."""
+    """The reason why a configuration has no figures: one line, and the log with more details."""
 
     message: str | None = None
     log: str | None = None
     error: str | None = None
-    """`message`, as early versions wrote it; likewise `line`."""
+    """`message` as early versions named it; so is `line`."""
     line: str | None = None
 
     @property
     def words(self) -> str | None:
-        """The reason in a line."""
+        """The reason, in one line."""
         return self.message or self.error or self.line
 
 
 class Bench(msgspec.Struct, frozen=True):
-    """The run itself: when it began (ISO 8601), how long it took (seconds), its script's loader of data."""
+    """The run itself: its start (ISO 8601), its duration (seconds), and its script's data loader."""
 
     started: str | None = None
     duration_s: float = 0.0
@@ -113,16 +113,16 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 WIDE = 0.35
-"""Half an interval, as a share of its middle, from which on its ends are too far from symmetric for a ±."""
+"""Half width of an interval, as a share of its middle, from which it is too asymmetric for a ±."""
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """The intervals that hold simulated figures in a share `level` of cases, each as [low, high].
+    """Intervals of simulated figures, each [low, high]; each holds the real value with probability `level`.
 
-    `because`: what makes it wider than that of known runs. `risky`: memory fits only inside its error, or the
-    allocator retries. Of differences: `apart`, below which no two steps are distinguished, a share; `shared`,
-    half widths without what settings of no published run make unknown, and with it; `link`, |ln| of how much
-    shorter and longer the step may be for the link to the host; `work`, the share of the step in kernels.
+    `because`: why it is wider than for known runs. `risky`: memory fits only within the prediction's error,
+    or the allocator retries. For differences: `apart`, the share below which two steps count as equal;
+    `shared`, half widths without and with the part due to settings that no published run has; `link`, |ln| of
+    how much shorter and longer the host link may make the step; `work`, the share of the step in kernels.
     """
 
     level: float
@@ -160,7 +160,7 @@ class Repeats(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """One of two accesses that nothing orders."""
+    """One of two unordered accesses to the same memory."""
 
     operation: str = ""
     access: str = ""
@@ -187,7 +187,7 @@ class RaceFinding(msgspec.Struct, frozen=True):
 
 
 class Hint(msgspec.Struct, frozen=True):
-    """A remark of the sanitizer beside races."""
+    """A hint of the sanitizer that is not a race."""
 
     kind: str
     hint: str = ""
@@ -225,7 +225,7 @@ class RankDifference(msgspec.Struct, frozen=True):
 
 
 class ComparedCalls(msgspec.Struct, frozen=True):
-    """The collectives that each rank called, and how it ended, by rank."""
+    """The number of collectives that each rank called, and how each rank ended, by rank."""
 
     calls: dict[str, int] = {}
     ended: dict[str, str] = {}
@@ -240,7 +240,7 @@ class RankComparison(msgspec.Struct, frozen=True):
 
 
 class OverSteps(msgspec.Struct, frozen=True):
-    """A soak, step by step (evaluation included): bytes and counts; None where the device keeps none."""
+    """Memory of a soak by step (evaluation included): bytes and counts; None if the device does not know."""
 
     training_step: list[int]
     allocated: list[int | None]
@@ -250,7 +250,7 @@ class OverSteps(msgspec.Struct, frozen=True):
 
 
 class SoakReport(msgspec.Struct, frozen=True):
-    """Many steps of different lengths on end; steps count from 1."""
+    """A soak: many consecutive steps of different lengths; steps count from 1."""
 
     steps: int
     steps_done: int
@@ -265,7 +265,7 @@ class SoakReport(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `result.json`. A figure that the device cannot know is None.
 
-    `content`: the file as it was read or made, which `to_dict` gives back. Only `of` fills it.
+    `content`: the file as read or made; `to_dict` returns it. Only `of` sets it.
     """
 
     schema: int = 1
@@ -331,11 +331,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return converted(named, cls)
 
     def to_dict(self) -> JsonObject:
-        """Return what is written to `result.json`, keys that no field names among it."""
+        """Return the content to write to `result.json`, including keys that have no field."""
         return self.content
 
     def at(self, path: str) -> Any:
-        """Return what is at a dotted path, by its type; None if it is missing."""
+        """Return the typed value at a dotted path; None if it is missing."""
         found: Any = self
         for part in path.split("."):
             found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)
@@ -353,17 +353,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return to_json(self.content, 1, allow_nan=False)
 
     def replaced(self, **changes: object) -> Self:
-        """Return the result with other values of some fields; new ones come last in the file."""
+        """Return a copy of the result with some fields replaced; new fields come last in the file."""
         return type(self).of({**self.content, **msgspec.to_builtins(changes)})
 
     @property
     def message(self) -> str | None:
-        """The reason why it has no figures, in a line."""
+        """The reason why the result has no figures, in one line."""
         return self.cause.words if isinstance(self.cause, Cause) else self.cause
 
     @property
     def observed(self) -> ObservedScript | None:
-        """The observations of its script; None of the bench's models and where no step was timed."""
+        """The observations of its script; None for the bench's models, and if no step was timed."""
         return self.script.observed if self.script else None
 
     @property
@@ -373,18 +373,18 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def machine(self) -> Mapping[str, Any]:
-        """The hardware's description; empty where there is none."""
+        """The hardware's description; empty if there is none."""
         return {"name": self.hardware} if isinstance(self.hardware, str) else self.hardware or {}
 
     @property
     def warnings(self) -> list[str]:
-        """The reasons that make the figures doubtful, as the machine or its profile says it."""
+        """The reasons to doubt the figures, as reported by the machine or its profile."""
         found = (self.environment or {}).get("warnings")
         return [str(line) for line in found] if isinstance(found, list) else []
 
     @property
     def throughput(self) -> float | None:
-        """Tokens a second and GPU, samples where the model has no tokens."""
+        """Tokens per second and GPU, or samples if the model has no tokens."""
         return self.tokens_per_s_per_gpu or self.samples_per_s_per_gpu
 
     @property
@@ -399,16 +399,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps_spread(self) -> float | None:
-        """The spread of the timed steps where the allocator retries and no step is like the next."""
+        """The spread of the timed steps if the allocator retries, which makes steps differ; else None."""
         return self.measured.spread if self.measured and self.alloc_retries_per_step else None
 
 
 class FolderContentError(Exception):
-    """One configuration's folder cannot be read; the message is one line for people."""
+    """Raised if a configuration's folder cannot be read; the message is one line."""
 
 
 class ConfigFile(msgspec.Struct, frozen=True):
-    """`config.json`: what was asked for."""
+    """`config.json`: the requested configuration."""
 
     settings: JsonObject
     name: str = ""
@@ -430,7 +430,7 @@ FileT = TypeVar("FileT", ConfigFile, Result)
 
 
 def read_file(path: Path, kind: type[FileT]) -> tuple[FileT, JsonObject]:
-    """Return one of the two files as its type, and all that is in it.
+    """Return one of the two files as its type, and its whole content.
 
     Raises:
         FolderContentError: the file is missing, unreadable, cut off, not JSON, or a field is of a wrong type.
@@ -442,7 +442,7 @@ def read_file(path: Path, kind: type[FileT]) -> tuple[FileT, JsonObject]:
             raise FolderContentError(f"{path.name} is missing") from None
         raise FolderContentError(f"{path.name} {error.reason}") from None
     try:
-        # Whoever shows what is in it, on a terminal, in Markdown or on a page, shows it as it is read here.
+        # Made printable once, here: terminals, Markdown and pages show the strings as they are read.
         decoded = all_on_one_line(msgspec.json.decode(content))
         if kind is Result:
             return Result.of(decoded), decoded  # type: ignore[return-value]

@@ -1,12 +1,12 @@
-"""How the figures of a result are made of the ranks' records (times, memory, FLOPs) and the traces' analysis.
+"""Computation of a result's figures from the ranks' records (times, memory, FLOPs) and the trace analysis.
 
-tflops_per_gpu          = model FLOPs of a step and rank / step_time_s / 1e12
+tflops_per_gpu          = model FLOPs per step and rank / step_time_s / 1e12
 hardware_tflops_per_gpu = the same with recomputation
-mfu, hfu                = those / peak of the compute dtype
+mfu, hfu                = those two / peak of the compute dtype
 
-Times are those of the slowest rank: the median of its timed steps, and its mean traced step, whose parts sum
-to it in whole nanoseconds. Memory peaks are the greatest over ranks and steps. What cannot be known is None.
-Each function is named in its row of `reports.figures`.
+Times are the slowest rank's: the median of its timed steps, and its mean traced step, whose parts sum to it
+in whole nanoseconds. Memory peaks are the greatest over ranks and steps. Unknown figures are None. The rows
+of `reports.figures` name the function of each figure.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ from fsdpbench.reports.result import PeakMemory
 
 @dataclass(frozen=True)
 class Ran:
-    """The ranks of one configuration: a record each, and the analysis of their traces."""
+    """The ranks of one configuration: one record for each, and the analysis of their traces."""
 
     records: Sequence[RankRecord]
     analysis: Analysis
 
     @cached_property
     def first(self) -> RankRecord:
-        """The first rank's record, whose constants are those of all; an empty one where there is none."""
+        """The first rank's record, for values that all ranks share; an empty record if there is none."""
         return self.records[0] if self.records else RankRecord(0, 1, "", samples_per_step=None)
 
     @cached_property
@@ -42,30 +42,30 @@ class Ran:
 
     @cached_property
     def slowest(self) -> RankAnalysis | None:
-        """The rank with the longest mean traced step; None where nothing was traced."""
+        """The rank with the longest mean traced step; None if nothing was traced."""
         return max(self.analysis.ranks, key=lambda rank: rank.mean_step.total, default=None)
 
     @cached_property
     def memory(self) -> list[list[dict[str, int | None]]]:
-        """Each rank's memory by step, of the ranks that know it."""
+        """The memory by step of each rank that recorded it."""
         return [each.memory_per_step for each in self.records if each.memory_per_step]
 
     def rate(self, amount: float | None, unit: float = 1.0) -> float | None:
-        """Return `amount` of a step over the step time."""
+        """Return `amount`, a quantity per step, divided by the step time (and by `unit`)."""
         return None if amount is None or not self.step_time else amount / self.step_time / unit
 
     def rate_of(self, name: str) -> float | None:
-        """Return a field of the first rank's record, such as `samples_per_step`, over the step time."""
+        """Return a field of the first rank's record, such as `samples_per_step`, divided by the step time."""
         return self.rate(getattr(self.first, name))
 
     def flops(self, kind: str) -> float | None:
-        """Return the FLOPs a second of a kind, in 10^12; of ranks that differ (stages of a pipeline) a mean
-        one's."""
+        """Return the FLOP/s of a kind, in 10^12; the mean over ranks if they differ (stages of a
+        pipeline)."""
         known = [each.flops_per_step[kind] for each in self.records if kind in each.flops_per_step]
         return self.rate(mean(known) if known else None, 1e12)
 
     def share_of_peak(self, kind: str) -> float | None:
-        """Return the FLOPs a second of a kind over the peak of the compute dtype."""
+        """Return the FLOP/s of a kind as a share of the peak of the compute dtype."""
         reached, peak = self.flops(kind), self.first.peak_flops
         return reached * 1e12 / peak if reached is not None and peak else None
 
@@ -89,19 +89,19 @@ def peak_memory(ran: Ran) -> dict[str, int | None] | None:
 
 
 def alloc_retries(ran: Ran) -> float | None:
-    """Return the allocator's retries of a mean step, on the rank with most."""
+    """Return the allocator's retries per step, averaged over steps, on the rank with the most."""
     return max(
         (sum(step["alloc_retries"] or 0 for step in rank) / len(rank) for rank in ran.memory), default=None
     )
 
 
 def ooms(ran: Ran) -> int | None:
-    """Return the out-of-memory errors, of all ranks and steps."""
+    """Return the number of out-of-memory errors over all ranks and steps."""
     return sum(step["ooms"] or 0 for rank in ran.memory for step in rank) if ran.memory else None
 
 
 def _traced(compute: Callable[[Ran, RankAnalysis], object]) -> Callable[[Ran], object]:
-    """Return a figure of the slowest traced rank, None where nothing was traced."""
+    """Return a function that computes a figure of the slowest traced rank; None if nothing was traced."""
     return lambda ran: None if ran.slowest is None else compute(ran, ran.slowest)
 
 
@@ -121,7 +121,7 @@ communication = _traced(lambda ran, slowest: _mean_communication(slowest))
 
 
 def _mean_communication(rank: RankAnalysis) -> dict[str, dict[str, float | int | None]]:
-    """Return counts, bytes and times of a mean step; the bandwidth is that of all steps."""
+    """Return counts, bytes and times of a mean step; the bandwidth is over all steps."""
     steps = max(len(rank.steps), 1)
 
     def mean(figures: CollectiveFigures) -> dict[str, float | int | None]:
@@ -129,7 +129,7 @@ def _mean_communication(rank: RankAnalysis) -> dict[str, dict[str, float | int |
         for key in ("count", "bytes", "wire_bytes", "time_s", "exposed_s"):
             value = values[key]
             if value is not None:
-                # Steps are alike as a rule, and a count is then a whole number.
+                # Steps are usually alike, so a mean count is usually a whole number.
                 values[key] = (
                     value // steps if isinstance(value, int) and value % steps == 0 else value / steps
                 )
@@ -140,7 +140,7 @@ def _mean_communication(rank: RankAnalysis) -> dict[str, dict[str, float | int |
 
 
 def loss(ran: Ran) -> list[float] | None:
-    """Return the mean over ranks for each step; None where a rank has no losses (shapes have no values)."""
+    """Return the mean over ranks for each step; None if a rank has no losses (simulated tensors)."""
     losses = [record.losses for record in ran.records]
     known = [each for each in losses if each is not None]
     if not known or len(known) < len(losses):
@@ -150,7 +150,7 @@ def loss(ran: Ran) -> list[float] | None:
 
 def measured(ran: Ran) -> dict[str, list[float] | float | None] | None:
     """Return how the slowest rank's step time was measured: its samples (seconds), their spread, the warm-up,
-    and what the profiler cost. None where nothing was timed."""
+    and the profiler's overhead. None if nothing was timed."""
     timed = [record for record in ran.records if record.step_times_s]
     if not timed:
         return None
@@ -166,8 +166,8 @@ def measured(ran: Ran) -> dict[str, list[float] | float | None] | None:
 
 
 def spread(samples: Sequence[float]) -> float | None:
-    """Return the distance of the quartiles as a share of the median, which one slow step does not decide.
-    None for a single sample."""
+    """Return the distance between the quartiles as a share of the median, which one slow step does not change
+    much. None for a single sample."""
     if len(samples) < 2:
         return None
     low, _, high = quantiles(samples, n=4, method="inclusive")

@@ -4,11 +4,11 @@
                          │
                          ├─ cuda/       "cuda" and "nccl" mean the simulated device and its backend there
                          ├─ steps.py    where steps end; which are warm-up, timed and traced
-                         ├─ decisions.py   decisions that it takes by values that do not exist
+                         ├─ decisions.py   its decisions by values that do not exist
                          ├─ observed/   its calls, waits and gradients, for advice
-                         ├─ variations/ one line of it changed, without a change of its text
+                         ├─ variations/ a change of one of its lines, without a change of its text
                          ├─ rank_check/ whether all ranks call the same collectives
-                         └─ files/      the place of its files
+                         └─ files/      where it reads and writes its files
 
 `ScriptSource` is the part of a configuration that describes a script. What scripts may expect:
 docs/scripts.md.

@@ -1,15 +1,15 @@
-"""The decisions of a script from placeholders: the line, the question, the answer, and how often.
+"""Decisions of a script that depend on placeholders: the line, the question, the answer, and how often.
 
-A simulated tensor has no value. Whatever a script asks of it, `if loss < best`, `range(int(count))`, is
-answered all the same, and the run goes the way of that answer; so every such answer is written down with
+A simulated tensor has no value. Every question of a script about it, `if loss < best`, `range(int(count))`,
+gets an answer all the same, and the run follows that answer. So every such answer is recorded with
 its line.
 
-    loss.item(), loss.cpu().item() ──> a number that remembers where it comes from (`numbers.py`)
+    loss.item(), loss.cpu().item() ──> a number that remembers its origin (`numbers.py`)
         number < best, bool(number), int(number), math.isnan(number) ──> recorded
     if loss < best, int(count), x[:count], torch.equal(a, b)         ──> recorded immediately
-    float(loss), loss.cpu().numpy()   leave what can be followed: recorded, unless they are only printed
-    loss.item(), loss.cpu()           noted as read, unless they are only printed: what is decided by a
-                                      file or an array that was made of it goes back to such a line
+    float(loss), loss.cpu().numpy()   cannot be followed further: recorded, unless only printed
+    loss.item(), loss.cpu()           noted as read, unless only printed: decisions by a file or an array
+                                      made from the value go back to such a line
 """
 
 import functools
@@ -41,23 +41,23 @@ from fsdpbench.sim.torch_device.tensors import Assumed, is_on_device, tensors_in
 
 _MOST_IN_WORDS = 3
 _WRITERS = ("json", "csv", "logging", "pprint", "yaml")
-"""Modules that compare numbers to write them."""
+"""Modules that compare numbers only to write them."""
 _PASSING = ("__call__", "_fn", "inner")
 _MOST_FOLLOWED = 1 << 20
 _INFINITE = (math.inf, -math.inf)
 
 
 class Decisions:
-    """The record of one run. Made once, before the script starts."""
+    """The record of one run. Created once, before the script starts."""
 
     def __init__(self, own_files: OwnFiles) -> None:
         self._own_files = own_files
         self._counts: dict[tuple[str, int, str, Any], int] = {}
         self._reads: dict[tuple[str, int, str], int] = {}
         self._asked = False
-        """Whether a Python method of a tensor is asking now: it records its own name."""
+        """Whether a Python method of a tensor is asking, which records its own name."""
         self._guessed = False
-        """Whether the last answer was a placeholder's."""
+        """Whether the last answer came from a placeholder."""
 
     def follow(self, simulation: Simulation) -> None:
         """Record the questions to the simulated device's tensors from now on."""
@@ -71,7 +71,7 @@ class Decisions:
     def record(self, operation: str, answer: Any) -> None:
         """Record that the script's innermost line asked `operation` and got `answer`.
 
-        Not where torch's own code asks: it checks what healthy training has.
+        Questions of torch's own code are not recorded: it checks what is true of healthy training.
         """
         frame = self._own_files.innermost()
         if frame is None or _is_written_down() or is_of_torch(_asking()):
@@ -79,14 +79,14 @@ class Decisions:
         if operation in ("float", "numpy") and is_only_shown(frame):
             return
         file = self._own_files.whole_name(frame.f_code.co_filename)
-        answer = plain(answer.item() if hasattr(answer, "item") else answer)  # numpy has its own kinds
+        answer = plain(answer.item() if hasattr(answer, "item") else answer)  # numpy has its own types
         if not isinstance(answer, bool | int | float | str) or answer in _INFINITE:
             answer = str(answer)
         key = (file, frame.f_lineno, operation, answer)
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def note_read(self, operation: str) -> None:
-        """Record that the script's innermost line has a placeholder on the host now."""
+        """Record that the script's innermost line has copied a placeholder to the host."""
         frame = self._own_files.innermost()
         if frame is None or _is_written_down() or is_only_printed(frame):
             return
@@ -94,15 +94,15 @@ class Decisions:
         self._reads[key] = self._reads.get(key, 0) + 1
 
     def reads(self) -> list[NumbersRead]:
-        """Return the lines that took placeholders to the host."""
+        """Return the lines that copied placeholders to the host."""
         return [NumbersRead(*read, count) for read, count in self._reads.items()]
 
     def reported(self) -> list[PlaceholderDecision]:
-        """Return the decisions in the order in which they were taken first."""
+        """Return the decisions in order of their first occurrence."""
         return [PlaceholderDecision(*decision, count) for decision, count in self._counts.items()]
 
     def in_words(self, line: tuple[str, int] | None = None) -> list[str]:
-        """Return the decisions taken most often, in words; of one line of a file, if that is given."""
+        """Return the most frequent decisions as text; only those of `line`, of a file, if it is given."""
         if line is not None:
             line = (self._own_files.whole_name(line[0]), line[1])
         chosen = [each for each in self._counts.items() if line is None or each[0][:2] == line]
@@ -114,14 +114,14 @@ class Decisions:
         return [f"it decided by values that are not there at {', '.join(places)}"] if places else []
 
     def _answered(self, operation: str, answer: Any, is_true: bool) -> None:
-        """Record an answer of the device, unless it is true or a Python method records it."""
+        """Record an answer of the device, unless it is a real value or a Python method records it."""
         if self._asked and operation == "item":
             self._guessed = not is_true
         elif not is_true:
             self.record(operation, answer)
 
     def ask(self, tensor: torch.Tensor, question: Callable[[torch.Tensor], Any]) -> tuple[Any, bool]:
-        """Return the answer to a Python method of a tensor, and whether it is a placeholder's."""
+        """Return the answer to a Python method of a tensor, and whether it comes from a placeholder."""
         before, self._asked, self._guessed = self._asked, True, False
         try:
             with DisableTorchFunctionSubclass():
@@ -131,20 +131,20 @@ class Decisions:
         return answer, self._guessed or isinstance(tensor, HostPlaceholder) or _came_from_device(tensor)
 
     def reading(self) -> bool:
-        """Return whether a file of the script's own calls the method that calls this, or torch's for it."""
-        frame = _asking()  # behind other wrappers of the same method
+        """Return whether a file of the script (or torch's RNN code) calls the method that calls this."""
+        frame = _asking()  # beyond other wrappers of the same method
         name = "" if frame is None else frame.f_code.co_filename
         return name == rnn.__file__ or self._own_files.has(name)
 
 
 class _Tensors:
-    """The methods of `torch.Tensor` by which Python learns values."""
+    """The methods of `torch.Tensor` through which Python learns values."""
 
     def __init__(self, decisions: Decisions) -> None:
         self._decisions = decisions
 
     def install(self) -> None:
-        """Put the following methods in the place of torch's."""
+        """Replace torch's methods with the methods below."""
         kind = torch.Tensor
         for name in ("bool", "int", "index", "float"):
             around(kind, f"__{name}__", functools.partial(self._deciding, name))
@@ -183,7 +183,7 @@ class _Tensors:
         is_compiled = sys._getframe(2).f_code in find("dynamo_output_codes")
         if is_compiled or not isinstance(answer, float):
             decisions.record("item", answer)
-        # Dynamo would trace into a number that is followed, and break the graph there.
+        # Dynamo would trace into a followed number, and break the graph there.
         return answer if is_compiled else followed(answer)
 
     def _listed(self, original: Callable[..., Any], tensor: torch.Tensor) -> Any:
@@ -200,7 +200,7 @@ class _Tensors:
     def _copied(
         self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        """Call `cpu` and `to`: tensors that the script itself takes to the host are followed there."""
+        """Call `cpu` and `to`: a tensor that the script itself copies to the host is followed there."""
         decisions = self._decisions
         found: torch.Tensor = original(tensor, *args, **kwargs)
         if found is tensor or not _is_small_placeholder(found) or not decisions.reading():
@@ -220,7 +220,7 @@ class _Tensors:
         return tensor
 
     def _assigned(self, original: Callable[..., Any], tensor: torch.Tensor, index: Any, value: Any) -> None:
-        """Call `losses[i] = loss.item()`: a host tensor that was given a placeholder is followed."""
+        """Run `losses[i] = loss.item()`: a host tensor that receives a placeholder is followed."""
         decisions = self._decisions
         original(tensor, index, plain(value))
         if isinstance(value, Followed) and is_on_device(tensor):
@@ -231,7 +231,7 @@ class _Tensors:
                 mark_as_placeholders(tensor).__class__ = HostPlaceholder
 
     def _close(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Call `isclose` (also of `torch.testing.assert_close`), which answers as `allclose` does."""
+        """Call `isclose` (also for `torch.testing.assert_close`), which answers like `allclose`."""
         found: torch.Tensor = original(*args, **kwargs)
         if is_on_device(found) and known_of(found) is None:
             learn(found, True, assumed=Assumed.GUESS)
@@ -279,7 +279,7 @@ def _with_numbers(
 ) -> Any:
     """Call an operator of torch with followed numbers as plain ones; its results are followed.
 
-    Not where they are sizes: of a factory, or of a view.
+    Results are not followed if the numbers are sizes: of a factory, or of a view.
     """
     named = {name: all_plain(value) for name, value in (kwargs or {}).items()}
     found, given = func(*map(all_plain, args), **named), tensors_in(args, named)
@@ -293,7 +293,7 @@ Followed.__torch_function__ = classmethod(_with_numbers)  # type: ignore[attr-de
 
 
 def _follow_results(found: Any, given: Sequence[torch.Tensor]) -> None:
-    """Follow what an operator made of placeholders, and those of the `given` tensors that it wrote."""
+    """Follow the results of an operator on placeholders, and the `given` tensors that it wrote."""
     for each in found if isinstance(found, (tuple, list)) else (found,):
         if isinstance(each, torch.Tensor) and is_on_device(each):
             assume(each)
@@ -312,13 +312,13 @@ def _came_from_device(tensor: torch.Tensor) -> bool:
 
 
 def _is_written_down() -> bool:
-    """Return whether one of Python's writers asks, not the script."""
+    """Return whether one of Python's writers asks, rather than the script."""
     frame = _asking()
     return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _WRITERS
 
 
 def _asking() -> FrameType | None:
-    """Return the frame that asks for a value, behind the bench's own and torch's that pass an operator on."""
+    """Return the frame that asks for a value, skipping the bench's, and torch's that pass an operator on."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
         (module := str(frame.f_globals.get("__name__"))).startswith("fsdpbench.")
@@ -329,14 +329,14 @@ def _asking() -> FrameType | None:
 
 
 def _passing(answer: Any) -> Any:
-    """Return a guessed answer, or the one that passes the check of the program that asks."""
+    """Return a guessed answer, or the answer that passes a check in the asking program."""
     frame = _asking() if isinstance(answer, bool) else None
     found = None if frame is None else passing(frame.f_code, frame.f_lasti)
     return answer if found is None else found
 
 
 def _first(answer: Any) -> Any:
-    """Return the first number of nested lists; all are equal."""
+    """Return the first number of nested lists; all of them are equal."""
     while isinstance(answer, list) and answer:
         answer = answer[0]
     return 0 if isinstance(answer, list) else plain(answer)

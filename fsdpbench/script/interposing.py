@@ -1,4 +1,4 @@
-"""Functions put around torch's calls in a script's process. It ends with the script: nothing is undone."""
+"""Wrappers around torch's calls in a script's process, which ends with the script: nothing is undone."""
 
 import argparse
 import functools
@@ -27,7 +27,7 @@ def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
 
 
 def around_init(kind: Any, before: Before) -> None:
-    """Call `before(first, arguments)`, then the constructor; arguments by position are there by name."""
+    """Call `before(first, arguments)`, then the constructor; positional arguments become keywords."""
     first_name, *names = list(inspect.signature(kind.__init__).parameters)[1:]
 
     def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
@@ -42,7 +42,7 @@ def around_init(kind: Any, before: Before) -> None:
 
 
 def around_imports(names: re.Pattern[str], execute: Callable[..., Any]) -> None:
-    """Call `execute(original, module)` where a module with one of the whole `names` is imported."""
+    """Call `execute(original, module)` when a module is imported whose whole name matches `names`."""
 
     class Finder(MetaPathFinder):
         def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
@@ -56,7 +56,7 @@ def around_imports(names: re.Pattern[str], execute: Callable[..., Any]) -> None:
 
 
 def replace_fully_shard(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put `make(original)` in the place of torch's `fully_shard`, wherever that is imported from."""
+    """Replace torch's `fully_shard` with `make(original)`, in every module that exports it."""
     original = fsdp.fully_shard
     made = functools.wraps(original)(make(original))  # with its attribute `state`
     for name in FULLY_SHARD_PLACES:
@@ -77,15 +77,15 @@ def around_fully_shard(before: Before) -> None:
 
 _original = torch_checkpoint.checkpoint
 _torchs_own: list[Any] = [_original]
-"""torch's `checkpoint`, and functions that only look on while it runs."""
+"""torch's `checkpoint`, and wrappers that only observe it."""
 
 
 def replace_checkpoint(made: Callable[..., Any]) -> None:
     """Give `made` to scripts that take `checkpoint` from its module.
 
-    Dynamo knows `checkpoint` by its module's attribute. Wrappers took torch's own before, and a compiled
-    block inside of one would not be compiled: so torch's own stays the function that Dynamo looks for, and a
-    wrapper of it counts as torch's own where a compiled function calls it.
+    Dynamo recognizes `checkpoint` by its module's attribute. Wrappers imported torch's own before, and a
+    compiled block inside one of them would not be compiled. So torch's own stays the function that Dynamo
+    looks for, and a wrapper of it counts as torch's own if a compiled function calls it.
     """
     torch_checkpoint.checkpoint = made
     if getattr(made, "__wrapped__", None) is _original:
@@ -98,7 +98,7 @@ _NOT_OF_TRAINING = re.compile(r"(?:.*[-_])?(?:eval|val|valid|test)[-_].*")
 
 
 def after_parsing(note: Callable[[argparse.ArgumentParser, argparse.Namespace, str], None]) -> None:
-    """Call `note(parser, arguments, name)` when a script's parser has read the batch's size, `name`."""
+    """Call `note(parser, arguments, name)` when a script's parser has read the batch size, `name`."""
 
     def parse_known_args(original: Any, parser: Any, *args: Any, **kwargs: Any) -> Any:
         found, rest = original(parser, *args, **kwargs)
@@ -111,7 +111,7 @@ def after_parsing(note: Callable[[argparse.ArgumentParser, argparse.Namespace, s
 
 
 def _batch_argument(found: argparse.Namespace) -> str | None:
-    """Return the name of the one argument that is the batch's size; None if there is none, or several."""
+    """Return the name of the one argument that is the batch size; None if there is none, or several."""
     names = [
         name
         for name, value in vars(found).items()

@@ -2,8 +2,8 @@
 
     fsdpbench run --module accelerate.commands.launch --gpus 8 -- --config_file fsdp.yaml train.py
 
-The launcher runs as it is: it reads its options and files, and sets the environment. Where it would start
-processes, the program of this rank runs in this one instead, as `__main__`.
+The launcher runs unchanged: it reads its options and files, and sets the environment. Where it would start
+processes, the program of this rank runs in the launcher's process instead, as `__main__`.
 """
 
 import os
@@ -23,18 +23,18 @@ from fsdpbench.base.errors import PicklableError, error_text
 from fsdpbench.script.interposing import around
 
 _STARTERS = ("accelerate.commands.launch", "deepspeed.launcher.", "composer.cli.launcher", "llamafactory.")
-"""Modules, also run as `__main__`, that start workers by `subprocess.Popen`."""
+"""Modules, also run as `__main__`, that start workers with `subprocess.Popen`."""
 _PROGRAMS = ("python", "torchrun")
 _MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli"}
 _LAUNCHED = r"(\S*/)?(torchrun|accelerate launch|python\S* (-\S+ )*-m (torch|accelerate)\S+\.(run|launch)) "
-"""Command lines that start the workers of a job, whoever calls them."""
+"""Command lines that start the workers of a job, whatever program runs them."""
 _COUNTS = (
     "nproc", "nnodes", "num_processes", "num_machines", "num_gpus", "num_nodes", "config_file", "devices",
 )  # fmt: skip
 
 
 class OtherWorldError(PicklableError, ValueError):
-    """A launcher that is asked for another number of processes than are simulated."""
+    """Raised if a launcher is asked for another number of processes than is simulated."""
 
     def __init__(self, nodes: int, processes: int) -> None:
         local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
@@ -44,7 +44,7 @@ class OtherWorldError(PicklableError, ValueError):
 
 
 def run_workers_here() -> None:
-    """Let launchers run the program of their worker in this process from now on."""
+    """Make launchers run their worker's program in this process from now on."""
     around(elastic_launch, "__call__", _launching)
     around(subprocess.Popen, "__init__", _starting)
     for name in ("execvp", "execvpe"):
@@ -52,7 +52,7 @@ def run_workers_here() -> None:
 
 
 def _executing(original: Callable[..., Any], file: Any, args: Any, *env: Mapping[str, str]) -> None:
-    """Call `os.execvpe`, by which a launcher becomes another one."""
+    """Replace `os.execvpe`, with which a launcher becomes another one."""
     if not _is_worker(args):
         original(file, args, *env)
     os.environ.update(*env)
@@ -61,7 +61,7 @@ def _executing(original: Callable[..., Any], file: Any, args: Any, *env: Mapping
 
 
 def _launching(original: Callable[..., Any], launcher: Any, *arguments: Any) -> dict[int, Any]:
-    """Launch as torchrun, accelerate and Lightning's command line do: here, this rank alone."""
+    """Replace the launch by torchrun, accelerate and Lightning's command line: run only this rank, here."""
     config, entry = launcher._config, launcher._entrypoint
     _check(config.max_nodes, config.nproc_per_node)
     if callable(entry):
@@ -72,10 +72,10 @@ def _launching(original: Callable[..., Any], launcher: Any, *arguments: Any) -> 
 
 
 def _check(nodes: int, processes: int) -> None:
-    """Compare a launcher's processes with those that are simulated. Raises `OtherWorldError`."""
+    """Compare a launcher's processes with the simulated ones. Raises `OtherWorldError`."""
     asked = any(word in argument for argument in sys.argv for word in _COUNTS)
     is_default = not asked and nodes == 1 and processes in (1, torch.cuda.device_count())
-    if is_default or torch.device("cuda").type == "cpu":  # real ranks stand for any number
+    if is_default or torch.device("cuda").type == "cpu":  # real ranks represent any number
         return
     local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     if (nodes * processes, processes) != (world, local):
@@ -83,7 +83,7 @@ def _check(nodes: int, processes: int) -> None:
 
 
 def _starting(original: Callable[..., Any], process: Any, args: Any, *others: Any, **options: Any) -> None:
-    """Call `subprocess.Popen.__init__`, by which other launchers start a process for each rank."""
+    """Replace `subprocess.Popen.__init__`, with which other launchers start a process for each rank."""
     if not _is_worker(args):
         return original(process, args, *others, **options)
     environment: Mapping[str, str] = options.get("env") or os.environ
@@ -100,7 +100,7 @@ def _starting(original: Callable[..., Any], process: Any, args: Any, *others: An
 
 
 def _is_worker(words: Any) -> bool:
-    """Return whether a launcher starts a Python program, or another launcher, with these words."""
+    """Return whether a launcher starts a Python program, or another launcher, with this command line."""
     if isinstance(words, (str, bytes)) or not words:
         return False
     if not dist.is_initialized() and re.match(_LAUNCHED, " ".join([*map(os.fsdecode, words), ""])):

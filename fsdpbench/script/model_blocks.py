@@ -26,7 +26,7 @@ def class_name(module: nn.Module) -> str:
 @dataclass(frozen=True)
 class Blocks:
     """The repeated blocks of a model: `modules` of one class, in `path` (`layers`, `model.layers`). `alone`:
-    nothing else is there."""
+    the container has no other modules."""
 
     path: str
     modules: tuple[nn.Module, ...]
@@ -38,7 +38,7 @@ class Blocks:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside of wrappers of checkpointing, FSDP1 and the compiler."""
+    """Return the module inside the wrappers of checkpointing, FSDP1 and the compiler."""
     for name in _WRAPPERS:
         inner = getattr(module, name, None)
         if isinstance(inner, nn.Module):
@@ -47,8 +47,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def blocks_of(model: nn.Module) -> Blocks | None:
-    """Return the largest group of at least two modules of one class in a list, a dictionary or a sequence,
-    which holds more than half of the parameters; None where there is none."""
+    """Return the largest group of two or more modules of one class in a list, a dictionary or a sequence,
+    if it holds more than half of the parameters; None if there is none."""
     best: tuple[int, Blocks] | None = None
     total = _size(model)
     for path, holder in model.named_modules():
@@ -56,7 +56,7 @@ def blocks_of(model: nn.Module) -> Blocks | None:
             continue
         kinds = Counter(type(child) for child in holder.children())
         kind, count = kinds.most_common(1)[0] if kinds else (None, 0)
-        # A sequence of linear layers is the inside of a block.
+        # A sequence of modules without children, such as linear layers, is the inside of a block.
         if (
             count < 2
             or kind is None
@@ -71,8 +71,8 @@ def blocks_of(model: nn.Module) -> Blocks | None:
 
 
 def stacks_of(model: nn.Module) -> dict[str, int]:
-    """Return the number of blocks in each list of a model, by its path, that holds units alone which no other
-    is around; nothing where these have not more than half of the parameters."""
+    """Return the number of blocks, by path, of each list in a model that holds only units that are in no
+    other unit; empty if these units have at most half of the parameters."""
     held: dict[str, list[nn.Module]] = {}
     inside = {model}
     for name, module in model.named_modules():
@@ -86,7 +86,7 @@ def stacks_of(model: nn.Module) -> dict[str, int]:
 
 
 def stacked(model: nn.Module, paths: Sequence[str]) -> tuple[nn.Module, ...]:
-    """Return what these lists of a model, or of a part of it, hold; nothing where they are not there."""
+    """Return the children of these lists in a model, or in a part of it; empty if the lists do not exist."""
     for part in model.modules():
         with contextlib.suppress(AttributeError):
             return tuple(block for path in paths for block in part.get_submodule(path).children())
@@ -94,12 +94,12 @@ def stacked(model: nn.Module, paths: Sequence[str]) -> tuple[nn.Module, ...]:
 
 
 def has_units(module: nn.Module) -> bool:
-    """Return whether a part of a module is wrapped already: then it is not a block, but holds the blocks."""
+    """Return whether a part of a module is wrapped already: then it is not a block, but contains blocks."""
     return any(is_unit(each) for each in module.modules() if each is not module)
 
 
 def is_unit(module: Any) -> bool:
-    """Return whether a module is wrapped by either of torch's FSDPs."""
+    """Return whether one of torch's FSDPs wraps a module."""
     return isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel)
 
 
@@ -108,8 +108,8 @@ def _size(module: nn.Module) -> int:
 
 
 def unwrapped_root() -> nn.Module | None:
-    """Return the module around FSDP units that is not a unit itself and has trainable parameters outside of
-    them, or several units side by side; None where every unit is in one."""
+    """Return the outermost module around FSDP units that is not a unit itself but has trainable parameters
+    outside of units (not only DTensors); None if there is no such module."""
     units = [each for each in _modules() if is_unit(each)]
     if not units:
         return None
@@ -134,14 +134,14 @@ def bare_parameters(root: nn.Module) -> int:
 
 
 def parameter_names() -> dict[int, str]:
-    """Return the names of all parameters by their identity, from the outermost module on."""
+    """Return the names of all parameters by `id`, seen from the outermost module."""
     return {
         id(parameter): plain_name(name) for each in roots() for name, parameter in each.named_parameters()
     }
 
 
 def plain_name(path: str) -> str:
-    """Return the name of a parameter without the names of wrappers."""
+    """Return the name of a parameter without the names of wrappers in it."""
     return ".".join(part for part in path.split(".") if part and part not in (*_WRAPPERS, "module"))
 
 
@@ -153,6 +153,6 @@ def roots() -> list[nn.Module]:
 
 
 def _modules() -> list[nn.Module]:
-    """Return all modules; without those that are being constructed."""
+    """Return all modules, except those under construction."""
     found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     return [each for each in found if "_modules" in vars(each)]

@@ -1,7 +1,7 @@
 """Numbers that a script read from simulated tensors, and numbers computed from them.
 
-They are floats and integers like any other, and sums, quotients and roundings of them are followed too. Where
-they decide something (a comparison, `if`, `int`), the decision is recorded.
+They behave like other floats and integers; sums, quotients and roundings of them are followed too. If one
+decides something (a comparison, `if`, `int`), the decision is recorded.
 """
 
 import functools
@@ -22,7 +22,7 @@ _OF_SEQUENCES = ("fsum", "prod", "dist", "sumprod")
 
 
 class Followed:
-    """A number that came from a placeholder; `decided(operation, answer)` is called where it decides."""
+    """A number from a placeholder; it calls `decided(operation, answer)` when it decides something."""
 
     decided: Callable[[str, Any], None] = staticmethod(lambda operation, answer: None)
 
@@ -55,15 +55,15 @@ class Followed:
 
 
 class PlaceholderFloat(Followed, float):  # type: ignore[misc]
-    """A float of a simulated run."""
+    """A float that is followed."""
 
 
 class PlaceholderInt(Followed, int):  # type: ignore[misc]
-    """An integer of a simulated run."""
+    """An integer that is followed."""
 
 
 class PlaceholderText(str):
-    """A followed number as text: `str(number)`, `f"{number:.2f}"`. Texts joined of it are not followed."""
+    """A followed number as text: `str(number)`, `f"{number:.2f}"`. Texts made from it are not followed."""
 
     __slots__ = ()
 
@@ -81,12 +81,12 @@ def plain(value: Any) -> Any:
 
 
 def all_plain(value: Any) -> Any:
-    """Return `plain` of a value, or of each in a list or tuple."""
+    """Return `plain` of a value, or of each element of a list or tuple."""
     return type(value)(map(all_plain, value)) if type(value) in (list, tuple) else plain(value)
 
 
 def followed(answer: Any) -> Any:
-    """Return the numbers of an answer, of tuples and lists too, followed."""
+    """Return an answer with its numbers followed, also inside tuples and lists."""
     if type(answer) in (tuple, list):
         return type(answer)(map(followed, answer))
     if type(answer) is float:
@@ -107,7 +107,7 @@ def _arithmetic(name: str, *, reflected: bool) -> Callable[[Any, Any], Any]:
             return NotImplemented
         first, second = (other, self) if reflected else (self, other)
         if name in _DIVIDING and isinstance(second, Followed) and not plain(second):
-            # An unknown divisor: the quotient is unknown, and reads as zero too.
+            # An unknown divisor that reads as zero: the quotient is unknown, and reads as zero too.
             first, second = type(plain(first))(0), type(plain(second))(1)
         return followed(compute(plain(first), plain(second)))
 
@@ -146,7 +146,7 @@ def _add_operators(kind: Any) -> None:
 
 
 def _asked(kind: type, name: str, sign: str) -> Callable[..., Any]:
-    """Make a method whose answer cannot be followed (`statistics`, `Fraction` call those of a float)."""
+    """Return a method whose answer cannot be followed (`statistics`, `Fraction` call methods of float)."""
     ask = getattr(kind, name)
     return lambda self, *args: _decided(sign, ask(self, *args))
 
@@ -166,7 +166,7 @@ for _name in ("startswith", "endswith", "isdigit", "isnumeric", "find", "count")
 
 
 def follow_math() -> None:
-    """Let `math`'s functions follow these numbers, and record `isnan` and similar functions."""
+    """Make the functions of `math` follow these numbers, and record `isnan` and similar functions."""
     functions = {name: each for name, each in vars(math).items() if isinstance(each, BuiltinFunctionType)}
     for name, original in functions.items():
         following = _following(original, f"math.{name}" if name in _DECIDING else None)

@@ -1,4 +1,4 @@
-"""The script's own files: beside it or in its package, and not installed there; and places in them."""
+"""The script's own files (beside it or in its package, but not installed there), and places in them."""
 
 import ast
 import atexit
@@ -33,12 +33,12 @@ _PASSES_ON = tuple(
     f"{_TORCH}{name}".replace("/", os.sep)
     for name in ("_tensor.py", "testing/", "optim/lr_scheduler.py", "distributed/_functional_collectives.py")
 )
-# Python's library and this project, which may lie below the script's folder too.
+# Python's library and this project, which may also be below the script's folder.
 _NOT_THE_SCRIPTS = (_PYTHON, PACKAGE)
 
 
 class OwnFiles:
-    """The files of one script: answers by their names, as code objects have them."""
+    """The files of one script, looked up by their names in code objects."""
 
     def __init__(self, source: ScriptSource) -> None:
         self._script = source.program[0]
@@ -47,7 +47,7 @@ class OwnFiles:
         self._known: dict[str, bool] = {}
 
     def whole_name(self, name: str) -> str:
-        """Return the name of one of the files from the root on; the script may have changed folders."""
+        """Return the absolute name of one of the files; the script may have changed the working folder."""
         return self._whole if name == self._script else name
 
     def has(self, name: str) -> bool:
@@ -58,16 +58,16 @@ class OwnFiles:
         return known
 
     def seen(self) -> list[str]:
-        """Return the files that were asked for, by their names in code objects."""
+        """Return the own files that were looked up, by their names in code objects."""
         return [self._script, *(name for name, own in self._known.items() if own and name != self._script)]
 
     def line(self) -> str | None:
-        """Return the script's own line that runs, as `train.py:12`."""
+        """Return the script's own line that is running, such as `train.py:12`."""
         frame = self.innermost()
         return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
     def lines(self) -> str:
-        """Return the script's own lines that run, as `train.py:12 train.py:80`, the innermost first."""
+        """Return the script's own lines that are running, as `train.py:12 train.py:80`, innermost first."""
         own = ((f.f_code.co_filename, line) for f, line in traceback.walk_stack(None))
         return " ".join(f"{os.path.basename(name)}:{line}" for name, line in own if self.has(name))
 
@@ -77,20 +77,20 @@ class OwnFiles:
         return Place(frames[-1].filename, frames[-1].lineno or 0) if frames else Place()
 
     def with_line(self, said: str, error: BaseException) -> str:
-        """Return what is `said` of an error, and the script's own line that the error passed last."""
+        """Return the text `said` about an error, and the script's own line that the error passed last."""
         place = self.last_line(error)
         text = linecache.getline(place.file, place.line).strip()
         return f"{said}, at {place.short}: {text}" if place.file else said
 
     def _is_own(self, name: str) -> bool:
-        if name == self._script:  # what a package's command calls is in the package
+        if name == self._script:  # an installed command only calls its package
             return os.path.dirname(self._whole) != os.path.dirname(sys.executable)
         if not name.startswith(self._folder) or name.startswith(_NOT_THE_SCRIPTS):
             return False
         return not any(part in name[len(self._folder) :].split(os.sep) for part in _INSTALLED)
 
     def place(self, frame: FrameType | None) -> Place:
-        """Return the line that runs in a frame; without a frame, an unknown one."""
+        """Return the line that is running in a frame; without a frame, an unknown place."""
         if frame is None:
             return Place()
         code = frame.f_code
@@ -101,7 +101,7 @@ class OwnFiles:
         return Place(file, frame.f_lineno, text, cast("tuple[int, ...]", span) if known else None)
 
     def innermost(self) -> FrameType | None:
-        """Return the script's own frame that runs, or the innermost of a library other than torch."""
+        """Return the script's own frame that is running, else the innermost of a library other than torch."""
         frame: FrameType | None = sys._getframe(1)
         library = None
         while frame is not None:
@@ -116,7 +116,7 @@ class OwnFiles:
 
 
 def is_of_torch(frame: FrameType | None) -> bool:
-    """Return whether a frame runs torch's own code, and not a method that passes a question on."""
+    """Return whether a frame runs torch's own code, except a method that passes a question on."""
     name = frame.f_code.co_filename if frame is not None else ""
     return name.startswith(_TORCH) and not name.startswith(_PASSES_ON)
 
@@ -128,12 +128,12 @@ _TEXT = {"format", "str", "repr"}
 
 
 def is_only_shown(frame: FrameType) -> bool:
-    """Return whether the call that runs in a frame is only printed or made text there, uncompared."""
+    """Return whether the value of a frame's running call is only printed or made text there, uncompared."""
     return _shown_at(frame.f_code, frame.f_lasti, True)
 
 
 def is_only_printed(frame: FrameType) -> bool:
-    """Return whether the call that runs in a frame is only printed there: nothing else can use its value."""
+    """Return whether the value of a frame's running call is only printed: nothing else can use it."""
     return _shown_at(frame.f_code, frame.f_lasti, False)
 
 
@@ -151,8 +151,8 @@ def _parsed(code: CodeType) -> ast.AST:
 
 
 def _shown(node: ast.AST, place: tuple[Any, ...], *, shown: bool, texts: bool) -> bool | None:
-    """Return whether the expression at `place` (lines and columns, as code objects have them) is only shown;
-    None: it is not below `node`. `texts`: to become text is to be shown."""
+    """Return whether the expression at `place` (lines and columns, as in code objects) is only shown; None if
+    it is not below `node`. `texts`: conversion to text counts as showing."""
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         shown = shown or name in _PRINTS or (texts and name in _TEXT)
@@ -171,13 +171,13 @@ def _shown(node: ast.AST, place: tuple[Any, ...], *, shown: bool, texts: bool) -
 
 @functools.cache
 def passing(code: CodeType, instruction: int) -> bool | None:
-    """Return the truth at an instruction by which a program passes its own check (`assert ok.all()`,
-    `if not ok.all(): raise`); None if it checks nothing there."""
+    """Return the truth value at an instruction with which a program passes its own check (`assert ok.all()`,
+    `if not ok.all(): raise`); None if the instruction is not in a check."""
     place = list(code.co_positions())[instruction // 2]
     for node in ast.walk(_parsed(code)):
         raises = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise)
         if isinstance(node, ast.Assert | ast.If) and (raises or isinstance(node, ast.Assert)):
-            whole = place in (_place(node), _place(node.test))  # Python 3.11 knows no more of an operand
+            whole = place in (_place(node), _place(node.test))  # Python 3.11 records no more about an operand
             operands = _operands(node.test, not raises)
             found = {truth for each, truth in operands if whole or _place(each) == place}
             if found:
@@ -186,7 +186,7 @@ def passing(code: CodeType, instruction: int) -> bool | None:
 
 
 def _operands(node: ast.expr, truth: bool) -> Iterator[tuple[ast.expr, bool]]:
-    """Yield the operands of `not`, `and` and `or` in a condition, and which truth lets it be `truth`."""
+    """Yield the operands of `not`, `and`, `or` in a condition, each with the value that makes it `truth`."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield from _operands(node.operand, not truth)
     elif isinstance(node, ast.BoolOp):
@@ -201,7 +201,7 @@ def _place(node: ast.expr | ast.stmt) -> tuple[Any, ...]:
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an error's kind and the first line of its text; of a `CheckpointException` a rank's error."""
+    """Return an error's type and the first line of its text; for a `CheckpointException`, a rank's error."""
     if failures := getattr(error, "failures", None):
         return f"{type(error).__name__}: {in_a_line(next(iter(failures.values()))[0])}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -209,8 +209,8 @@ def in_a_line(error: BaseException) -> str:
 
 
 def run_as_main(source: ScriptSource) -> str:
-    """Run a script as `__main__`; return the error in its exit code, or nothing. Raises as it does."""
-    multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
+    """Run a script as `__main__`; return the error in its exit code, or "". Raises what the script raises."""
+    multiprocessing.set_start_method(None, force=True)  # data loaders start as in a fresh interpreter
     sys.argv = [source.path, *source.arguments]
     sys.path.insert(0, os.getcwd() if source.module else str(Path(source.path).parent.absolute()))
     try:
@@ -228,9 +228,9 @@ def run_as_main(source: ScriptSource) -> str:
 
 @contextlib.contextmanager
 def ending_as_python() -> Iterator[None]:
-    """Wait at the end for the threads that began inside, and call what was registered with `atexit`.
+    """Wait at the end for threads started inside, and call functions registered with `atexit` inside.
 
-    After an exception neither happens. What this process registered before is never called.
+    Neither happens after an exception. Functions registered before are never called.
     """
     before = set(threading.enumerate())
     atexit._clear()
@@ -255,7 +255,7 @@ def run_function(source: ScriptSource) -> object:
 
 
 def _import(name: str, path: str) -> None:
-    """Import the module `name` if it is the file at `path`, else that file: pytest has names of its own."""
+    """Import the module `name` if it is the file at `path`, else load that file: pytest has its own names."""
     with contextlib.suppress(ImportError):
         if os.path.realpath(str(importlib.import_module(name).__file__)) == path:
             return

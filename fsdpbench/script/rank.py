@@ -1,7 +1,7 @@
-"""One rank of a script's run: the environment that torchrun would make, the simulation, and the script.
+"""One rank of a script's run: the environment that torchrun would set, the simulation, and the script.
 
-The other ranks exist as costs alone; with `check_ranks` some of them run too, each by itself. The script runs
-as `__main__` of this process, unchanged.
+Other ranks exist only as costs; with `check_ranks` some of them run too, each on its own. The script runs
+unchanged, as `__main__` of this process.
 """
 
 import functools
@@ -26,7 +26,7 @@ from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy
 from fsdpbench.base.result_sections import HostMemory, SavedCheckpoint, ScriptReport
 
-# The real one: scripts may need it, and where cuda is mapped it cannot be imported.
+# The real one: scripts may need it, and it cannot be imported after cuda is mapped.
 from fsdpbench.base.torch_internals import (
     dynamo,  # noqa: F401
     parse_to,
@@ -70,12 +70,12 @@ def run_script(
     link: Link | None = None,
     own: Path | None = None,
 ) -> Status:
-    """Run the script of `config` as this rank; leaves record and trace in `folder`. Never raises what the
-    script raised: the record says it, and the traceback is on stderr.
+    """Run the script of `config` as this rank, and write the record and trace to `folder`. Never raises the
+    script's errors: the record has them, and the traceback is on stderr.
 
-    With `check_ranks` it leaves its collectives too; `rank_0`: the folder of rank 0, which ran before.
-    `link`: to the ranks of other pipeline stages; `own`: the folder of all else that this rank writes. Raises
-    `NeedsRanksError` where other stages are needed and do not run."""
+    With `check_ranks` it writes its collectives too; `rank_0`: the folder of rank 0, which ran before.
+    `link`: to the ranks of other pipeline stages; `own`: the folder of everything else that this rank writes.
+    Raises `NeedsRanksError` if other stages are needed and do not run."""
     _set_environment(config, placement)
     if link is not None:  # all stages end after the same step
         steps = config.measurement
@@ -86,7 +86,7 @@ def run_script(
 
 
 class _Run:
-    """A script's process. Made before the script starts, it puts in place all that the script will meet."""
+    """A script's process. Created before the script starts, it installs all that the script will meet."""
 
     def __init__(
         self, config: Config, placement: Placement, folders: tuple[Path, Path, Path], link: Link | None
@@ -114,14 +114,14 @@ class _Run:
             self.recorder = start_recording(self.simulation, folder, rank_0, self.own_files)
         trace, to_the_end = trace_path(folder, placement.rank), self.source.to_the_end
         self.steps = Steps(self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end)
-        self.steps.slows_link &= not self.source.check_ranks and link is None  # whose steps are counted
+        self.steps.slows_link &= not self.source.check_ranks and link is None  # no extra step there
         self._ends: list[float] = []
         self.simulation.accelerator.on_out_of_memory = self._out_of_memory
         self.optimizers = Optimizers(self.own_files)
         counted = self.optimizers if self.source.steps_by is StepsBy.OPTIMIZER else self.requests
         counted.on_step = self._step_ended
         self.optimizers.on_made = self.steps.begin
-        keeps_all = self.source.keeps_files or placement.rank != 0  # what one rank writes, others do not find
+        keeps_all = self.source.keeps_files or placement.rank != 0  # ranks do not see each other's files
         self.files = ScriptFiles(own, self.simulation.accelerator, keeps_all=keeps_all)
         self.files.overlay.exempt(str(folder))
         self.files.install()
@@ -140,7 +140,7 @@ class _Run:
         self.observed = Observed(self.own_files, waits, own, self.simulation)
 
     def _step_ended(self) -> None:
-        """End a step, and say how far the script is to those who wait for it."""
+        """End a step, and report progress to processes that wait for the script."""
         self._ends.append(time.monotonic())
         self.host.look("in training")
         done = len(self._ends)
@@ -163,14 +163,14 @@ class _Run:
             self.recorder.finish(self.folder, Ended.OOM, record.cause)
 
     def execute(self) -> tuple[Status, str | None]:
-        """Run the script; return its status, and the cause of an end in error."""
+        """Run the script; return its status, and the cause if it ended with an error."""
         status, cause = _execute(self.source, self.own_files, self.decisions, self.recorder)
         if self.varied is not None and status is Status.OK and not self.varied.count:
             status, cause = Status.ERROR, str(NoEffectError(self.varied.variation))
         if self.recorder is not None:
             refused = status is Status.ERROR and " not simulated" in (cause or "")
             self.recorder.finish(self.folder, Ended.REFUSED if refused else _ENDED[status], cause)
-        for child in multiprocessing.active_children():  # data loaders of a script that was ended
+        for child in multiprocessing.active_children():  # data loaders of a script that was stopped
             child.terminate()
         return status, cause
 
@@ -182,7 +182,7 @@ class _Run:
         record.redirected_files = self.files.settle()
         try:
             steps.finish()
-        except StageError as error:  # the device never comes to its end: no time is known
+        except StageError as error:  # the device never finishes, so no time is known
             if status is Status.OK:
                 record.status, record.cause = Status.ERROR, explained(error)
             write_record(record, self.folder)
@@ -221,7 +221,7 @@ class _Run:
 
 
 def _set_environment(config: Config, placement: Placement) -> None:
-    """Set the environment that torchrun sets."""
+    """Set the environment variables that torchrun sets."""
     nodes = -(-config.gpus // config.ranks_per_node)
     os.environ |= {
         "RANK": str(placement.rank),
@@ -244,7 +244,7 @@ def _set_environment(config: Config, placement: Placement) -> None:
 def _execute(
     source: ScriptSource, own_files: OwnFiles, decisions: Decisions, recorder: Recorder | None
 ) -> tuple[Status, str | None]:
-    """Run the script as `__main__`; return its status, and the cause of an end in error."""
+    """Run the script as `__main__`; return its status, and the cause if it ended with an error."""
     try:
         if source.function is not None:
             run_function(source)
@@ -270,7 +270,7 @@ def _execute(
 
 
 def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisions: Decisions) -> str:
-    """Return the reason why a script that ended well was not measured."""
+    """Return why a script that ended without an error was not measured."""
     reasons = [f"the script ended after {steps.count} steps (counted by its {source.steps_by.value})"]
     if source.steps_by is StepsBy.OPTIMIZER:
         reasons += optimizers.without_steps()
@@ -279,7 +279,7 @@ def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisio
 
 
 def may_have_stages(config: Config) -> bool:
-    """Return whether other ranks may run beside rank 0 where its script sends to them."""
+    """Return whether other ranks may run beside rank 0 if its script sends to them."""
     assert config.script is not None
     checked = config.sanitize or config.script.check_ranks or config.jitter is not None
     return not checked and (config.what_if is None or config.what_if == WhatIf())
@@ -309,18 +309,18 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
 
 
 def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
-    """Let clocks show simulated time from now on, so that the tokens a second that a script prints are right.
+    """Make clocks show simulated time from now on, so that tokens per second printed by a script are right.
 
-    `time.perf_counter()` is the simulated CPU's time for all code. By `time.time()` and `time.sleep()`
-    libraries also measure wall time and deadlines, so these change for the script's own files alone: `time()`
-    starts at the real time and continues with the simulated one, `sleep()` sleeps and lets simulated time
-    pass.
+    `time.perf_counter()` is the simulated CPU's time for all code. Libraries also measure wall time and
+    deadlines with `time.time()` and `time.sleep()`, so these change only for the script's own files: `time()`
+    starts at the real time and continues with the simulated time; `sleep()` sleeps and advances simulated
+    time.
     """
     real_time, real_sleep = time.time, time.sleep
     start = real_time()
 
     def asked_by_script() -> bool:
-        """Return whether a file of the script's own called the clock."""
+        """Return whether one of the script's own files called the clock."""
         return own_files.has(sys._getframe(2).f_code.co_filename)
 
     def sleep(seconds: float) -> None:
@@ -339,7 +339,7 @@ def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
 
 
 class HostPeak:
-    """The most bytes of tensors that the host held when it was looked at: once a step and moment."""
+    """The most bytes of tensors seen on the host by `look`, which looks once per step and moment."""
 
     def __init__(self, steps: Steps) -> None:
         self.bytes, self.when = 0, ""
@@ -359,14 +359,14 @@ class HostPeak:
 
 
 def _local_parts(tensor: Any) -> list[torch.Tensor]:
-    """Return what this rank has of a tensor, which may be a `DTensor` or FSDP1's `ShardedTensor`."""
+    """Return this rank's parts of a tensor, which may be a `DTensor` or FSDP1's `ShardedTensor`."""
     if hasattr(tensor, "local_shards"):
         return [shard.tensor for shard in tensor.local_shards()]
     return [getattr(tensor, "_local_tensor", tensor)]
 
 
 class Saves:
-    """Tensors that this rank writes in checkpoints, by the number of steps before."""
+    """Tensors that this rank writes to checkpoints, by the number of steps before."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -374,7 +374,7 @@ class Saves:
         self._sharded: set[int] = set()
 
     def begin(self, is_sharded: bool) -> None:
-        """Note a call of `torch.save`; `is_sharded`: by torch's distributed checkpoints."""
+        """Note a call of `torch.save`; `is_sharded`: from torch's distributed checkpoints."""
         if is_sharded:
             self._sharded.add(self._steps.count)
 
@@ -384,7 +384,7 @@ class Saves:
         self._tensors[self._steps.count] += 1
 
     def largest(self) -> SavedCheckpoint | None:
-        """Return what was written after the step that wrote most; None without checkpoints."""
+        """Return the checkpoint of the step after which most bytes were written; None without checkpoints."""
         if not self._bytes:
             return None
         step = max(self._bytes, key=self._bytes.__getitem__)
@@ -392,12 +392,12 @@ class Saves:
 
 
 class Peaks:
-    """Memory peaks for two readers: the script, which may reset them at any time, and the bench, step by
-    step.
+    """Memory peaks for two readers: the script, which may reset them at any time, and the bench, which reads
+    them after each step.
 
-    The allocator has one set of peaks. A reader that resets it hands over to the other what that would lose,
-    which that one keeps until it resets them itself.
-    Made after the simulation has started and before `torch.cuda` is mapped.
+    The allocator has one set of peaks. A reader that resets it first saves the peaks for the other reader,
+    which keeps them until it resets them itself.
+    Created after the simulation has started and before `torch.cuda` is mapped.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -418,7 +418,7 @@ class Peaks:
         return found
 
     def of_phases(self, steps: int) -> dict[str, int]:
-        """Return the peaks of reserved bytes until the last of `steps`, and after it."""
+        """Return the peak of reserved bytes until the last of `steps`, and after it."""
         self.take()
         return {"in training": max(self._seen[:-1], default=0), f"after step {steps}": self._seen[-1]}
 
@@ -433,18 +433,18 @@ class Peaks:
 
 
 _LARGE = 1 << 20
-"""Elements from which a tensor stays untouched."""
+"""Number of elements from which a host tensor stays untouched."""
 _FILLS = ("normal_", "uniform_", "log_normal_", "exponential_", "cauchy_")
 _CONVERSIONS = ("bfloat16", "half", "float", "double")
-"""Methods, named as their dtypes."""
+"""Methods with the names of their dtypes."""
 
 
 def skip_large_fills() -> None:
-    """Leave large tensors of the host unfilled and unconverted from now on: the device would not see it.
-    For a process that belongs to a simulated script.
+    """Leave large host tensors unfilled and unconverted from now on, which the device does not notice.
+    Only for a process that runs a simulated script.
 
-    A script that builds a model of billions of parameters on the host spends a minute on their first values,
-    and as many bytes; here their memory stays untouched (zeros) until something else writes it."""
+    A script that builds a model of billions of parameters on the host would spend a minute on their initial
+    values, and as many bytes; here their memory stays untouched (zeros) until something else writes to it."""
     kind: Any = torch.Tensor
     for name in _FILLS:
         around(kind, name, _not_filling)
@@ -477,7 +477,7 @@ def _not_converting(
 
 
 def _dtype_of(args: Any, kwargs: Any) -> torch.dtype | None:
-    """Return the dtype that `Tensor.to` is asked for, where the tensor stays on the host; None otherwise."""
+    """Return the dtype requested from `Tensor.to`, if the tensor stays on the host; None otherwise."""
     try:
         device, dtype, _, _ = parse_to(*args, **kwargs)
     except (TypeError, RuntimeError):

@@ -1,11 +1,11 @@
-"""The cuda path of the bench on the simulated "cuda" of scripts: what a process of it does before all else.
+"""Rehearsal of `--device cuda` without a GPU, on the simulated "cuda" of scripts; processes start with it.
 
     FSDPBENCH_SIMULATED_CUDA=h100-80gb fsdpbench run --device cuda --gpus 1 --model gpt-tiny
 
-Everything above torch's C++ is what runs on a GPU: the device `cuda`, the worker, NCCL's set-up, events,
-memory statistics, `calibrate`. Instead of a GPU: the simulated device with a rank a process,
-each of which takes the others to hold what it holds; its own trace where the profiler's would be. So what it
-cannot show is whether CUDA, NCCL, CUPTI and real numbers do what is asked of them.
+Everything above torch's C++ runs as on a GPU: the device `cuda`, the worker, NCCL's setup, events, memory
+statistics, `calibrate`. The simulated device replaces the GPU, with one rank per process;
+each rank assumes that the other ranks hold the same data. Its trace replaces the profiler's. So this cannot
+show whether CUDA, NCCL, CUPTI and real numbers behave as expected.
 """
 
 import tempfile
@@ -31,13 +31,13 @@ from fsdpbench.sim import Simulation
 from fsdpbench.sim.model.profile import load_profile
 
 _USERS = ("engine", "systems", "workloads", "lab.calibrate")
-"""Parts of the bench that hold copies of torch's functions; the simulation itself needs torch's own."""
+"""Parts of the bench that hold references to torch's functions; the simulation needs torch's own."""
 
 
 def rehearse_where_asked(placement: Placement, gpus_per_node: int, *, host_clock: bool = False) -> bool:
-    """Let "cuda" be the simulated device in this process, if the environment asks for it.
+    """Map "cuda" to the simulated device in this process, if the environment asks for it.
 
-    `host_clock`: the host's clock is the simulated one too. Raises `UsageError`, `ProfileError`.
+    `host_clock`: the host's clock shows simulated time too. Raises `UsageError`, `ProfileError`.
     """
     asked = simulated_cuda()
     if asked is None:
@@ -61,7 +61,7 @@ def rehearse_where_asked(placement: Placement, gpus_per_node: int, *, host_clock
 
 
 class _Recording(SimulatedProfile):
-    """`torch.profiler.profile`: records the simulated device, by the schedule, one recording."""
+    """`torch.profiler.profile` for the simulated device: one recording, by the schedule."""
 
     simulation: Simulation
 
@@ -92,14 +92,14 @@ class _Recording(SimulatedProfile):
             self._trace.__exit__(*exc_info)
 
     def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Write what was recorded, packed where the name says so."""
+        """Write the recording, compressed if the name says so."""
         wanted = ProfilerRequests()
         wanted.export(path)
         wanted.copy(self._path)
 
 
 def _map_out_of_memory(simulation: Simulation) -> None:
-    """Map the observers of CUDA's allocator, which builds of torch without CUDA do not have."""
+    """Replace the observers of CUDA's allocator, which builds of torch without CUDA lack."""
     import fsdpbench.engine.devices.real as device
 
     def attach(observe: Callable[[int, int, int, int], None]) -> None:

@@ -1,16 +1,16 @@
-"""The steps of a script: their ends, and which are warm-up, timed and traced; and the optimizers that end
+"""The steps of a script: their ends, which steps are warm-up, timed and traced, and the optimizers that end
 them.
 
-A step ends when the first optimizer that the script made has stepped (or when its profiler steps). At the end
-of a timed step a mark goes into the current stream's queue, as a CUDA event would; a step took the time
-between two marks. Marks cost nothing and wait for nothing: the CPU runs ahead as it would without them.
+A step ends when the first optimizer that ever steps has stepped (or when the script's profiler steps). At the
+end of a timed step a mark goes into the current stream's queue, like a CUDA event; a step takes the time
+between two marks. Marks cost nothing and wait for nothing: the CPU runs ahead as without them.
 
     step      1         2         3        4        5           6          7
            |........|.........|<-- a -->|<-- b -->|<-- c -->|=sync= traced =sync= traced =sync=|  end
              build,   warm-up      timed: median(a, b, c)        times by kind, overlap
              warm-up
 
-Traced steps begin and end with an idle device, so that each of them holds its own work.
+Traced steps begin and end with an idle device, so that each contains only its own work.
 """
 
 import gc
@@ -34,7 +34,7 @@ from fsdpbench.sim.torch_device.flops import Flops
 
 
 class MeasuredAllError(BaseException):
-    """The end of a script that is measured. Not an `Exception`: scripts shall not catch it."""
+    """The end of a measured script. Not an `Exception`, so that scripts do not catch it."""
 
 
 class Steps:
@@ -42,7 +42,7 @@ class Steps:
 
     Args:
         take_memory: returns peaks and counts since its last call.
-        to_the_end: the script continues when all steps are measured.
+        to_the_end: whether the script continues when all steps are measured.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Steps:
         self._slow: list[Marker] = []
 
     def begin(self) -> None:
-        """Note that training may begin now: an optimizer was made."""
+        """Note that training may begin now: an optimizer was created."""
         if not self.count:
             self._began = self._accelerator.timeline.record(self._accelerator.stream)
 
@@ -86,7 +86,7 @@ class Steps:
         """End a step.
 
         Raises:
-            MeasuredAllError: all is measured, and the script need not continue.
+            MeasuredAllError: everything is measured, and the script need not continue.
         """
         self.count += 1
         self._accelerator.python.end_step()
@@ -107,7 +107,7 @@ class Steps:
             self._slow = [self._accelerator.timeline.record(self._accelerator.stream)]
         elif last:
             self._done = True
-            gc.enable()  # what follows the training may hold garbage as well
+            gc.enable()  # code after training may hold garbage too
             if not self._to_the_end:
                 raise MeasuredAllError
 
@@ -117,7 +117,7 @@ class Steps:
         return any(memory.alloc_retries for memory in self.memory)
 
     def _collect_garbage(self) -> None:
-        """Collect garbage, at the ends of steps alone: when memory is freed must not depend on chance."""
+        """Collect garbage only at the ends of steps: the time when memory is freed must not be random."""
         gc.collect()
         if self.count == 1:
             gc.freeze()
@@ -160,7 +160,7 @@ class Steps:
             self._take_flops()
 
     def finish(self) -> None:
-        """Close the trace, let the device finish: the script has ended, maybe before all was measured."""
+        """Close the trace and let the device finish. The script has ended, maybe before all was measured."""
         self._accelerator.python.end_step()
         self._close_trace()
         self._accelerator.timeline.drain()
@@ -170,7 +170,7 @@ class Steps:
             self.memory, self.flops = [self._first[0]], [self._first[1]]
 
     def _close_trace(self) -> None:
-        """Write the trace if it holds a whole step, else drop it."""
+        """Write the trace if it contains a whole step, else discard it."""
         trace, self._trace = self._trace, None
         if trace is not None:
             error = None if self.traced_times_s else MeasuredAllError()
@@ -178,32 +178,32 @@ class Steps:
 
     @property
     def times_s(self) -> list[float]:
-        """Return the times of all untraced steps but the first, which builds the model too."""
+        """Return the times of all untraced steps but the first, which also builds the model."""
         return [
             (end.time - start.time) / 1e9 for stretch in self._stretches for start, end in pairwise(stretch)
         ]
 
     @property
     def warmup_times_s(self) -> list[float]:
-        """Return the times of the steps before timing; all but the last where the script made no more."""
+        """Return the times of the steps before timing: all but the last, if the script made no more steps."""
         times = self.times_s
         return times[: min(self._warmup - 1, len(times) - 1)] if times else []
 
     @property
     def step_times_s(self) -> list[float]:
-        """Return the times of the timed steps; of a single step that from when its optimizer was made."""
+        """Return the times of the timed steps; for a single step, the time since its optimizer was made."""
         if self.count == 1 and self._began is not None:
             return [(self._stretches[0][0].time - self._began.time) / 1e9]
         return self.times_s[len(self.warmup_times_s) :]
 
     @property
     def wanted(self) -> int:
-        """Return the number of steps that are measured."""
+        """Return the number of steps to measure."""
         return self._warmup + self._timed + self._to_trace
 
     @property
     def notes(self) -> list[str]:
-        """Return remarks on this measurement for its reader."""
+        """Return remarks about this measurement."""
         wanted, own = self.wanted, "the script's own profiler hid calls: their Python costs nothing"
         if self.count >= wanted:
             return [own] * self._accelerator.python.hidden
@@ -223,7 +223,7 @@ MADE = "_sim_made"
 
 @dataclass
 class MadeOptimizer:
-    """An optimizer by its kind and the place where it was made."""
+    """An optimizer: its class, the place where it was created, and its steps."""
 
     name: str
     place: Place
@@ -234,9 +234,9 @@ class MadeOptimizer:
 
 
 class Optimizers:
-    """The optimizers that a script makes, recorded from before it starts.
+    """The optimizers that a script creates, recorded from before it starts.
 
-    `on_step` is called when the first optimizer that ever steps has stepped: that ends the script's steps.
+    `on_step` is called when the first optimizer that ever steps has stepped, which ends the script's step.
     """
 
     def __init__(self, own_files: OwnFiles) -> None:
@@ -265,7 +265,7 @@ class Optimizers:
             self.on_step()
 
     def without_steps(self) -> list[str]:
-        """Return sentences on the optimizers whose `step()` was never called."""
+        """Return sentences about the optimizers whose `step()` was never called."""
         if not self._made:
             return ["it made no optimizer of torch.optim"]
         idle = [str(made) for made in self._made if not made.steps]

@@ -1,8 +1,8 @@
-"""Triton in a script: kernels are defined as usual, and a launch is an operator of the simulated device.
+"""Triton in a script: kernels are defined as usual; a launch is an operator of the simulated device.
 
-The operator (`fsdpbench/sim/torch_device/operators/kernels.py`) is the same whether Triton is installed or
-not, and in eager and compiled code: Dynamo traces through the launch in this file. Without Triton, a stand-in
-has enough of it for scripts and libraries that define kernels at import.
+The operator (`fsdpbench/sim/torch_device/operators/kernels.py`) is the same with and without Triton
+installed, and in eager and compiled code: Dynamo traces through the launch in this file. If Triton is
+missing, a substitute has enough of it for scripts and libraries that define kernels at import.
 """
 
 import importlib
@@ -23,26 +23,26 @@ from fsdpbench.script.interposing import around_imports
 
 _NAME = "triton"
 _COMPILER = INTERNALS["inductor_config"].path.rpartition(".")[0]
-"""The package whose modules ask for Triton."""
+"""The package whose modules look for Triton."""
 
 
 def map_triton() -> None:
-    """Let kernels be launched on the simulated device, and Triton be imported, unless the real one can be."""
-    # torch looks for Triton once and remembers; it must not take this for the real one.
+    """Make kernels launch on the simulated device, and provide a substitute if Triton is not installed."""
+    # torch looks for Triton once and keeps the answer; it must not take the substitute for the real one.
     replace(torch.library, wrap_triton=lambda kernel: kernel)  # it looks for Triton's types
     patch("has_triton", lambda original: lambda: False)  # Dynamo traces a launch instead of Triton's types
     if has_triton_package():
         _launch_on_the_device()
     else:
         sys.meta_path.append(_Finder())
-        # The compiler's modules are imported without the stand-in, whoever imports them first: a script may
+        # Import the compiler's modules without the substitute, whatever imports them first: a script may
         # reset the compiler, or change its settings, before it compiles anything.
         names = re.compile(rf"{re.escape(_COMPILER)}(?:\..*)?")
         around_imports(names, lambda execute, module: without_stand_in()(execute)(module))
 
 
 class Launcher:
-    """`kernel[grid]`: what is called with the kernel's arguments."""
+    """The launcher `kernel[grid]`, called with the kernel's arguments."""
 
     def __init__(self, name: str, parameters: Sequence[str]) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class Launcher:
 
 
 class _Kernel:
-    """A function that was to be compiled."""
+    """A function that Triton would compile."""
 
     def __init__(self, function: Any) -> None:
         self.fn = function
@@ -84,7 +84,7 @@ class _Kernel:
 
 
 def _launched_by(kernel: Any, grid: Any) -> Launcher:
-    """Return the launcher of a real kernel, below what tunes it or chooses its constants."""
+    """Return the launcher of a real kernel, inside wrappers that tune it or choose its constants."""
     while not hasattr(kernel, "arg_names") or not hasattr(kernel, "__name__"):
         kernel = kernel.fn
     return Launcher(kernel.__name__, kernel.arg_names)
@@ -96,7 +96,7 @@ def _run_real(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, *
 
 
 def _launch_on_the_device() -> None:
-    """Let the installed Triton launch on the simulated device."""
+    """Make the installed Triton launch on the simulated device."""
     runtime = importlib.import_module(f"{_NAME}.runtime")
     for kind in (runtime.JITFunction, runtime.Autotuner, runtime.Heuristics):
         replace(kind, __getitem__=_launched_by, run=_run_real)
@@ -104,7 +104,7 @@ def _launch_on_the_device() -> None:
 
 
 class _Driver:
-    """Triton's driver, as far as it is asked before a kernel is compiled."""
+    """The part of Triton's driver that is used before a kernel is compiled."""
 
     def __init__(self) -> None:
         found = torch.cuda.get_device_properties()
@@ -120,7 +120,7 @@ class _Driver:
 
 @contextmanager
 def without_stand_in() -> Iterator[None]:
-    """Hide the stand-in for Triton inside: torch's compiler, when it is imported, asks for the real one."""
+    """Hide the substitute for Triton inside: torch's compiler looks for the real one when imported."""
     finders = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
     modules = {name: module for name, module in sys.modules.items() if isinstance(module, _Module)}
     for finder in finders:
@@ -148,7 +148,7 @@ class _Anything:
     def __getitem__(self, index: Any) -> "_Anything":
         return self
 
-    __iter__ = None  # else iteration over it would go by `__getitem__`, without an end
+    __iter__ = None  # else iteration would call `__getitem__`, without an end
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and isinstance(args[0], FunctionType):
@@ -176,7 +176,7 @@ class _Module(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds Triton and every submodule that is asked for."""
+    """Finds Triton, and every submodule that is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,9 +1,9 @@
-"""Activity of the device, or of a rank's threads on a CPU trace: computation, communication, copies.
+"""Activity of a GPU, or of a rank's threads on a CPU trace: computation, communication, copies.
 
-Both kinds of trace end in the same table, so that everything after this file is written once:
+Both kinds of trace give the same tables, so later analysis does not distinguish them:
 
     GPU   computation = kernels, communication = NCCL/RCCL kernels, copies = memcpy and memset on streams
-          (synchronisation records are waiting, not work, and count as nothing)
+          (synchronization records are waiting, not work, and do not count)
     CPU   computation = operators outside the process group's own threads, communication = the spans of gloo,
           mpi or ucc, from their start to their completion"""
 
@@ -31,7 +31,7 @@ from fsdpbench.reports.readers import MISSING, Category, CollectiveInfo, Trace, 
 from fsdpbench.reports.readers.trace import Bool, Columns, Float64, Int8, Int32, Int64
 
 UNKNOWN_TIME = np.iinfo(np.int64).min
-"""Means "no launch recorded"."""
+"""Launch time of an event without a recorded launch."""
 
 
 _MEANT = ("all_gather", "reduce_scatter", "all_reduce")
@@ -42,8 +42,8 @@ _STAND_INS = (CollectiveType.ALL_TO_ALL, CollectiveType.SEND_RECV, CollectiveTyp
 class Work(Columns):
     """Events of the device in order of their start: kernels and copies (GPU), operators and spans (CPU).
 
-    row: row in the trace.  launch, launch_lane: when and on which thread the CPU asked for it (`UNKNOWN_TIME`
-    and `MISSING` where the trace does not tell).  stream: MISSING on a CPU trace.
+    row: row in the trace.  launch, launch_lane: when and on which thread the CPU launched it (`UNKNOWN_TIME`
+    and `MISSING` if the trace does not say).  stream: MISSING on a CPU trace.
     """
 
     row: Int64
@@ -56,9 +56,9 @@ class Work(Columns):
     is_copy: Bool
 
     def mainline(self) -> Work:
-        """Return the computation of the stream that computes most, in order of its launch.
+        """Return the computation of the stream with the most computation, in launch order.
 
-        What other streams compute (casts, what follows a reduction) runs beside it and holds nothing up.
+        Computation on other streams (casts, work after a reduction) runs beside it and delays nothing.
         """
         rows = np.flatnonzero(~self.is_communication & ~self.is_copy & (self.launch != UNKNOWN_TIME))
         stream = self.stream[rows]
@@ -70,15 +70,15 @@ class Work(Columns):
         return self.select(rows[np.argsort(self.launch[rows], kind="stable")])
 
     def asked(self) -> Int64:
-        """Return the time (ns) that places an event in a step or phase: its launch, else its own start."""
+        """Return the time (ns) that assigns an event to a step or phase: its launch, else its start."""
         return np.where(self.launch == UNKNOWN_TIME, self.start, self.launch)
 
 
 @dataclass(frozen=True, eq=False)
 class Collectives:
     """The collectives among the work, one row each. kind: index into `COLLECTIVE_TYPES`; message and wire:
-    bytes, MISSING where unknown; peak: bytes per second that their links could carry, 0 where unknown; leads:
-    false for the second and later of several that are one (an all-gather of a broadcast a rank)."""
+    bytes, MISSING if unknown; `roof`: peak bytes per second of the links, 0 if unknown; leads: false for the
+    second and later rows of one collective (broadcasts, one per rank, that make one all-gather)."""
 
     work: Work
     kind: Int8
@@ -107,8 +107,8 @@ class Activity:
 
 
 def find_activity(trace: Trace, spans: FsdpSpans, links: Links | None = None) -> Activity:
-    """Return the activity of device events where the trace has any, of operators otherwise. `spans`: its FSDP
-    annotations; `links`: the links of its collectives, where they are known."""
+    """Return the activity of device events if the trace has any, else of operators. `spans`: the trace's FSDP
+    annotations; `links`: the links of its collectives, if known."""
     device_rows = trace.rows(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
     work = _device_work(trace, device_rows) if len(device_rows) else _cpu_work(trace)
     computing = ~work.is_communication & ~work.is_copy
@@ -143,7 +143,7 @@ def _device_work(trace: Trace, rows: Int64) -> Work:
 
 
 def _launches(trace: Trace, rows: Int64) -> tuple[Int64, Int32]:
-    """Return when (ns), and on which thread, the runtime call with the same correlation number began."""
+    """Return the start (ns) and the thread of the runtime call with the same correlation number."""
     events = trace.events
     calls = trace.rows(Category.RUNTIME)
     calls = calls[events.correlation[calls] > 0]
@@ -178,7 +178,7 @@ def _cpu_work(trace: Trace) -> Work:
 
 
 def _process_group_lanes(trace: Trace, spans: Int64) -> Int32:
-    """Return threads that only carry collectives: their copies belong to the transfer."""
+    """Return the threads that only run collectives: their copies belong to the transfer."""
     events = trace.events
     steps = trace.rows_named(lambda name: name.startswith("ProfilerStep#"), Category.USER_ANNOTATION)
     main = np.unique(events.lane[steps])
@@ -186,16 +186,16 @@ def _process_group_lanes(trace: Trace, spans: Int64) -> Int32:
 
 
 def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
-    """Return when (ns) and where each span was handed to its process group: by type, in order.
+    """Return when (ns) and on which thread each span was issued to its process group.
 
-    By type, because a process group has several threads, and a span may begin before one that was issued
-    earlier. Surplus spans are the first ones: they were issued before the trace began. A span that would
-    begin before its issue keeps its own start.
+    Spans and issues are matched by type, in order: a process group has several threads, and a span may begin
+    before one that was issued earlier. Surplus spans are the first ones: they were issued before the trace
+    began. A span that would begin before its issue keeps its own start.
     """
     events = trace.events
     issues = trace.by_start(trace.rows_named(is_issue, Category.CPU_OP))
     launch, lane = events.start[spans].copy(), events.lane[spans].copy()
-    # Gloo carries out a reduce-scatter as an all-reduce: they are one type here.
+    # Gloo implements reduce-scatter as an all-reduce: they are one type here.
     types = [collective_type(name) for name in trace.names]
     types = [CollectiveType.ALL_REDUCE if each is CollectiveType.REDUCE_SCATTER else each for each in types]
     numbers = np.array([COLLECTIVE_TYPES.index(each) for each in types], np.int64)
@@ -215,9 +215,9 @@ def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
 def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None) -> Collectives:
     """Return the collectives with types and sizes.
 
-    The metadata's name decides before the kernel's: RCCL calls all kernels alike. What carries out one of
-    FSDP's collectives by other means counts as that collective: a reduce-scatter as an all-to-all, or an
-    all-gather as a broadcast a rank, which are one. On gloo `impl` leaves the own part out of the former.
+    The name in the metadata takes precedence over the kernel's: RCCL names all kernels alike. A collective
+    that implements one of FSDP's counts as that one: an all-to-all as a reduce-scatter, or one broadcast per
+    rank, together, as one all-gather. On gloo the all-to-all of `impl` leaves out the rank's own part.
     """
     number = {kind: index for index, kind in enumerate(COLLECTIVE_TYPES)}
     by_name = [number[collective_type(name)] for name in trace.names]
@@ -270,11 +270,11 @@ def _sizes(
     *,
     on_cpu: bool,
 ) -> tuple[int, int]:
-    """Return bytes of the message and on the wire. The backend was `asked` for a type and did `found`."""
+    """Return bytes of the message and on the wire. The backend ran type `asked`, which counts as `found`."""
     ranks = info.group_size or world_size
     size = message_bytes(asked if asked is CollectiveType.BROADCAST else found, info, world_size)
     if on_cpu and asked is CollectiveType.ALL_TO_ALL and found is CollectiveType.REDUCE_SCATTER:
-        # What is sent to the others is all but the own part of the full buffer.
+        # The all-to-all sends all parts of the full buffer except the rank's own.
         size = None if size is None or not ranks or ranks < 2 else size * ranks // (ranks - 1)
     if size is None:
         return MISSING, MISSING
@@ -283,9 +283,9 @@ def _sizes(
 
 
 def _issued_types(trace: Trace, work: Work) -> list[int]:
-    """Return name numbers of the issuing `c10d::` operators, MISSING where unknown.
+    """Return the name numbers of the issuing `c10d::` operators, MISSING where unknown.
 
-    Gloo carries out a reduce-scatter as an all-reduce; only the operator says what was meant.
+    Gloo implements reduce-scatter as an all-reduce; only the operator shows which was called.
     """
     events = trace.events
     if len(trace.rows(Category.KERNEL)):
@@ -301,11 +301,11 @@ def _issued_types(trace: Trace, work: Work) -> list[int]:
 # twice that, broadcast, reduce and send/recv S.
 
 _MOST_BYTES = 1 << 45
-"""No collective carries more; a trace that says so is not believed."""
+"""Greatest size of a collective; a larger size in a trace is an error."""
 
 
 def message_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | None) -> int | None:
-    """Return bytes of the full buffer (gathered, or before reduction); None when the trace does not say."""
+    """Return bytes of the full buffer (gathered, or before reduction); None if the trace does not say."""
     own, whole = info.in_elements or 0, info.out_elements or 0
     if kind is CollectiveType.ALL_GATHER:
         elements = whole or own * (info.group_size or world_size or 0)
@@ -325,14 +325,14 @@ def wire_bytes(kind: CollectiveType, message: int, ranks: int | None) -> int | N
     return times * message * (ranks - 1) // ranks
 
 
-# torch writes a group's ranks as text, `[0, 1, 2, 3]`; of large groups a part, `[0, 8, 16, ..., 504]`.
+# torch writes a group's ranks as text, `[0, 1, 2, 3]`, and shortens large groups: `[0, 8, 16, ..., 504]`.
 
 MOST_RANKS = 1 << 16
-"""More ranks than this are not listed: a shortened list of few characters may mean any number."""
+"""Most ranks that are listed: a shortened list of few characters may mean any number."""
 
 
 def group_ranks(info: CollectiveInfo) -> tuple[int, ...] | None:
-    """Return the ranks of the group; None where the trace does not list all of them.
+    """Return the ranks of the group; None if the trace does not list all of them.
 
     A shortened list is completed if it is evenly spaced and then has as many ranks as the group.
     """
@@ -354,7 +354,7 @@ def _listed(text: str, size: int | None) -> tuple[int, ...] | None:
 
 
 def group_key(info: CollectiveInfo | None) -> str:
-    """Return a text that is equal on all ranks of one group, as far as the trace says, else ""."""
+    """Return a text that is equal on all ranks of one group, as far as the trace says; "" if unknown."""
     if info is None:
         return ""
     ranks = group_ranks(info)

@@ -1,4 +1,4 @@
-"""The way from paths to the analysis: one trace at a time in each process, so memory holds one rank only."""
+"""Analysis of trace files: each process reads one trace at a time, so its memory holds one rank only."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ def analyze(
     chips: Mapping[str, Chip] | None = None,
     draw: Draw | None = None,
 ) -> Analysis:
-    """Analyse every trace and memory snapshot behind the paths (files, or folders searched for them).
+    """Analyze every trace and memory snapshot in the paths (files, or folders searched for them).
 
-    A broken file among a folder's others is a `Problem` of the result; a broken file that was named, and a
-    folder with no readable trace, raise.
+    A broken file found in a folder becomes a `Problem` of the result. A broken file that the caller named,
+    and a folder with no readable trace, raise.
 
     Args:
-        processes: how many traces to read at a time, each in a process of its own (started afresh, so the
-            calling program must be importable, as `multiprocessing` demands); 1 reads here, one by one.
-        links: by the devices' names in traces, what they are connected by; simulated traces say it.
-        limits: how much a file may ask for, as for `read_trace`.
-        chips: by the devices' names in traces, what they can do at most.
-        draw: called with each trace while it is there; what it returns is the rank's `drawing`. With several
-            processes a function of a module, or a `partial` of one.
+        processes: number of traces to read at a time, each in its own process (spawned, so the calling
+            program must be importable, as `multiprocessing` demands); 1 reads here, one by one.
+        links: the links of devices, by the devices' names in traces; simulated traces contain them.
+        limits: limits on a file's demands, as for `read_trace`.
+        chips: the peak rates of devices, by the devices' names in traces.
+        draw: called with each trace while it is in memory; its return value becomes the rank's `drawing`.
+            With several processes it must be a function of a module, or a `partial` of one.
 
     Raises:
-        TraceError: see above, or a path that does not exist.
+        TraceError: see above, or a path does not exist.
     """
     files = find_traces(paths)
     ranks: list[RankAnalysis] = []
@@ -106,7 +106,7 @@ def _outcomes(
     if processes <= 1:
         yield from map(read, files)
         return
-    # Imported where they are needed: a trace alone is read without them.
+    # Imported here: reading a single trace does not need them.
     from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -150,7 +150,7 @@ def analyze_trace(
     links: Mapping[str, Links] | None = None,
     chips: Mapping[str, Chip] | None = None,
 ) -> RankAnalysis:
-    """Return all figures of a rank's trace. `configuration`: its folder's name; the rest as `analyze`."""
+    """Return all figures of a rank's trace. `configuration`: its folder's name; others as in `analyze`."""
     spans = fsdp_spans(trace)
     connected = links_of(trace, links or {})
     activity = find_activity(trace, spans, connected)
@@ -195,7 +195,7 @@ def analyze_trace(
 
 
 def _cpu_time(trace: Trace, steps: Sequence[Window]) -> int:
-    """Return the ns of the steps in which the CPU runs operators or calls the driver, but not to wait."""
+    """Return how long (ns) within the steps the CPU runs operators or driver calls, waits excluded."""
     rows = trace.rows_named(lambda name: "Synchronize" not in name, Category.CPU_OP, Category.RUNTIME)
     busy = intervals.of(trace.events.start[rows], trace.events.ends(rows))
     return sum(intervals.clip(busy, step.mark.start, step.mark.end).length() for step in steps)
@@ -245,11 +245,11 @@ def analyze_units(
 
 
 def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
-    """Return mean, least and greatest of each figure; the slowest rank is that of the longest mean step.
-    `unread`: how many traces of the same ranks could not be read.
+    """Return mean, minimum and maximum of each figure; the slowest rank has the longest mean step.
+    `unread`: number of traces of the same ranks that could not be read.
 
-    Ranks of one job wait for one another in collectives, so their steps take about equally long; the rank
-    that makes the others wait is `waiting.straggler`.
+    Ranks of one job wait for each other in collectives, so their steps take about equally long; the rank
+    that the others wait for is `waiting.straggler`.
     """
     numbers = tuple(rank.rank for rank in ranks)
     world_size = max((rank.world_size or 0 for rank in ranks), default=0) or None
@@ -277,7 +277,7 @@ def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
 
 
 def _doubts(ranks: Sequence[RankAnalysis], unread: int) -> list[str]:
-    """Return why figures across these ranks cannot be believed."""
+    """Return the reasons to distrust figures across these ranks."""
     doubts = [f"{unread} traces could not be read"] if unread else []
     numbers = [rank.rank for rank in ranks]
     twice = sorted(number for number, count in Counter(numbers).items() if count > 1)
@@ -311,13 +311,13 @@ def _spread(ranks: Sequence[int], of: Sequence[float | None]) -> Spread | None:
 
 _SUFFIXES = (".json", ".json.gz", *SNAPSHOT_SUFFIXES)
 _MOST_FILES = 500_000
-"""More is a whole disk, and takes minutes to look through."""
+"""Limit on the files in a folder: more is a whole disk, which takes minutes to search."""
 _NOT_TRACES = ("_record.json", "config.json", "result.json")
 
 
 @dataclass(frozen=True)
 class TraceFile:
-    """A file to read; `asked_for` is True where the user named it, so that an error in it is an error."""
+    """A file to read. `asked_for`: the user named it, so that an error in it is raised."""
 
     path: Path
     configuration: str | None
@@ -328,7 +328,7 @@ def find_traces(paths: Sequence[Path | str]) -> list[TraceFile]:
     """Return the trace files behind the paths, in a stable order, each once.
 
     Raises:
-        TraceError: a path that does not exist, or a folder without traces.
+        TraceError: a path does not exist, or a folder has no traces.
     """
     found: dict[Path, TraceFile] = {}
     for given in paths:
@@ -344,9 +344,9 @@ def find_traces(paths: Sequence[Path | str]) -> list[TraceFile]:
 
 
 def _behind(path: Path, known: Mapping[Path, TraceFile]) -> dict[Path, TraceFile]:
-    """Return the files behind one path by their resolved paths; a named one counts as asked for."""
+    """Return the files behind one path, by resolved path; a file named directly has `asked_for` set."""
     if not path.is_dir():
-        path.stat()  # says why where it is not there
+        path.stat()  # raises if it does not exist
         return {path.resolve(): TraceFile(path, _configuration(path), asked_for=True)}
     inside = _in_folder(path)
     if not inside:
@@ -360,7 +360,7 @@ def _behind(path: Path, known: Mapping[Path, TraceFile]) -> dict[Path, TraceFile
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Return the files below a folder, sorted, without those that vanish or may not be opened meanwhile."""
+    """Return the files below a folder, sorted, except those that vanish or cannot be opened."""
     found: list[Path] = []
     seen = 0
     for place, _, names in os.walk(folder):
@@ -372,7 +372,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[TraceFile]:
-    """Return all files below the folder that may be traces; of folders where names say so, only those."""
+    """Return all files below the folder that may be traces; if some in a folder are named so, only those."""
     by_folder: dict[Path, list[Path]] = {}
     for file in _files_below(folder):
         if file.name.endswith(_SUFFIXES) and not file.name.endswith(_NOT_TRACES) and file.is_file():
@@ -385,7 +385,7 @@ def _in_folder(folder: Path) -> list[TraceFile]:
 
 
 def _configuration(file: Path) -> str | None:
-    """Return the name of the configuration's folder, where the file is in one (`<name>/trace/<file>`)."""
+    """Return the name of the configuration's folder if the file is in one (`<name>/trace/<file>`)."""
     folder = file.absolute().parent
     if folder.name == "trace" and (folder.parent / "config.json").exists():
         return folder.parent.name

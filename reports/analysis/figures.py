@@ -1,4 +1,4 @@
-"""Time parts and collective figures of windows, from an activity's interval sets."""
+"""Time parts and collective figures of time windows, from the interval sets of an activity."""
 
 from dataclasses import dataclass, fields
 
@@ -20,8 +20,8 @@ PARTS = ("compute_only", "overlapped", "exposed_communication", "idle")
 class TimeParts:
     """How a span of time was spent, ns; the four parts sum to the span exactly.
 
-    compute_only: the device worked and no collective ran.  Copies and memory sets that run on their own count
-        here, as work of the device; `memory_copy` says how much of it they are.
+    compute_only: the device worked and no collective ran.  Copies and memory sets that run alone count as
+        compute_only too; `memory_copy` is their time.
     overlapped: a collective ran beside computation.  exposed_communication: a collective ran and no
         computation did.  idle: nothing ran.
     """
@@ -47,7 +47,7 @@ class TimeParts:
         return TimeParts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def per(self, count: int) -> "TimeParts":
-        """Return the mean of `count` such spans in whole ns; idle takes the rest, so that parts still sum."""
+        """Return the mean of `count` such spans in whole ns; idle gets the rest, so parts still sum up."""
         compute, overlapped, exposed = (
             part // count for part in (self.compute_only, self.overlapped, self.exposed_communication)
         )
@@ -62,12 +62,12 @@ class TimeParts:
 class CollectiveFigures:
     """All collectives of one type (of a rank, a step or an FSDP unit).
 
-    count: by launch.  bytes: the full buffers (gathered, or before reduction); wire_bytes: what a rank sends
-    by a ring, the quantity of nccl-tests' bus bandwidth (github.com/NVIDIA/nccl-tests, PERFORMANCE.md); both
-    None where the trace has no sizes.  time: union of their intervals; exposed: the part of it without
-    computation.  sized_time: summed durations of those with sizes, what the bandwidth is taken over.
-    best_bandwidth: bytes per second of the fastest single one, what the link has shown it can do.
-    ideal_time: ns that those with sizes would have taken at the peak of their links; None where unknown.
+    count: number of launches.  bytes: the full buffers (gathered, or before reduction); wire_bytes: what a
+    rank sends with a ring, as in nccl-tests' bus bandwidth (github.com/NVIDIA/nccl-tests, PERFORMANCE.md);
+    both None if the trace has no sizes.  time: union of their intervals; exposed: the part of it without
+    computation.  sized_time: summed durations of those with sizes, the denominator of the bandwidth.
+    best_bandwidth: bytes per second of the fastest single one.
+    ideal_time: ns that those with sizes would take at the peak of their links; None if unknown.
     """
 
     count: int = 0
@@ -88,12 +88,12 @@ class CollectiveFigures:
 
     @property
     def roof_bandwidth(self) -> float | None:
-        """Return bytes per second at the links' peak, by the hardware's profile."""
+        """Return bytes per second at the links' peak, from the hardware profile."""
         return self.wire_bytes / seconds(self.ideal_time) if self.wire_bytes and self.ideal_time else None
 
     @property
     def roof_share(self) -> float | None:
-        """Return the achieved bus bandwidth as a part of the peak, or of the best seen without a peak."""
+        """Return the achieved bus bandwidth as a share of the peak, or of the best seen if it is unknown."""
         roof = self.roof_bandwidth or self.best_bandwidth
         return self.bus_bandwidth / roof if self.bus_bandwidth and roof else None
 
@@ -112,7 +112,7 @@ class CollectiveFigures:
 
 
 def merge(figures: list[CollectiveFigures]) -> CollectiveFigures:
-    """Return the figures of disjoint windows together."""
+    """Return the combined figures of disjoint windows."""
     counted = [each for each in figures if each.count]
 
     def whole(values: list[int | None]) -> int | None:
@@ -131,13 +131,13 @@ def merge(figures: list[CollectiveFigures]) -> CollectiveFigures:
 
 
 CONTRACT_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
-"""Always present in `communication`, others where they happened."""
+"""Always present in `communication`; others only if they occurred."""
 
 
 def communication_dict(
     communication: dict[str, CollectiveFigures],
 ) -> dict[str, dict[str, float | int | None]]:
-    """Return the figures by type as plain values, types of the contract first."""
+    """Return the figures by type as plain values, `CONTRACT_COLLECTIVES` first."""
     names = [*CONTRACT_COLLECTIVES, *sorted(communication.keys() - set(CONTRACT_COLLECTIVES))]
     return {name: communication.get(name, CollectiveFigures()).to_dict() for name in names}
 
@@ -172,8 +172,8 @@ def collective_figures(
 ) -> dict[str, CollectiveFigures]:
     """Return the figures by type of the collectives under `mask`.
 
-    With a window: counted are those asked for within its mark, timed is what is in the window, so that no
-    time is missed or counted twice where a collective crosses from one step into the next.
+    With a window: a collective counts if it was launched within the window's mark, and the part of its time
+    inside the window counts. So one that crosses into the next step is neither missed nor counted twice.
     """
     collectives = activity.collectives
     selected = np.ones(len(collectives), np.bool_) if mask is None else mask

@@ -1,8 +1,8 @@
-"""The Flight Recorder's dumps of a job, or its watchdog's time-outs, and the rank that caused the hang.
+"""The rank that caused a hang, found in a job's Flight Recorder dumps or its watchdog's time-outs.
 
-Ranks wait for ranks: one that is missing in a group may itself wait in another. The culprit is a rank that
-others wait for and that does not wait; where a call differs, the first of the ranks that go against most.
-"""
+Ranks wait for each other: a rank that is missing in one group may itself wait in another. The culprit is a
+rank that others wait for and that does not wait. If calls differ, it is the first rank that differs from
+most."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ _Calls = tuple[Entry, ...]
 
 @dataclass(frozen=True)
 class Group:
-    """A process group of the job. `members` that are known; `said`: the dumps name all of them."""
+    """A process group of the job. `members`: the known ones; `said`: whether the dumps name all of them."""
 
     name: GroupName
     members: tuple[int, ...]
@@ -28,13 +28,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Problem:
-    """The first collective of a group that its ranks do not agree on.
+    """The first collective of a group on which its ranks disagree.
 
-    kind: `missing`, `kind`, `sizes`, `dtype`, or `unfinished` (all joined, and it is not done).
-    ranks: those that are missing, differ, or have not started.  others: those that wait for them.
-    absent: members of the group that left no dump.
-    calls: what each rank called, by rank.  last: what missing ranks called in this group before.
-    parted: an earlier call of other lines on ranks that wait than on those that are missing.
+    kind: `missing`, `kind`, `sizes`, `dtype`, or `unfinished` (all joined, but it is not done).
+    ranks: ranks that are missing, differ, or have not started.  others: ranks that wait for them.
+    absent: members of the group without a dump.
+    calls: the calls of each rank, by rank.  last: the last earlier call of missing ranks in this group.
+    parted: an earlier call that waiting ranks made from another line than missing ranks.
     """
 
     kind: str
@@ -54,8 +54,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Parted:
-    """An earlier collective that ranks called from two lines: `ahead` of those that wait, `behind` of those
-    that are missing. `is_extra`: one call further the lines are the same again, up to the end."""
+    """An earlier collective that ranks called from two lines: `ahead` on ranks that wait, `behind` on ranks
+    that are missing. `is_extra`: shifted by one call, the lines match again, up to the end."""
 
     sequence: int
     ahead: str
@@ -64,8 +64,8 @@ class Parted:
 
 
 def groups_of(dumps: Sequence[Dump]) -> list[Group]:
-    """Return the groups that the dumps name. Where no dump says who is in a group, its callers are; all ranks
-    are in the default group."""
+    """Return the groups that the dumps name. If no dump lists the members of a group, its callers are the
+    members; the default group has all ranks."""
     ranks: dict[tuple[GroupName, tuple[int, ...]], set[int]] = {}
     for dump in dumps:
         for name in dict.fromkeys(entry.group for entry in dump.entries):
@@ -81,7 +81,7 @@ def groups_of(dumps: Sequence[Dump]) -> list[Group]:
 
 
 def first_problem(group: Group, dumps: Sequence[Dump]) -> Problem | None:
-    """Return the first collective that ranks of `group` do not agree on, or that is not done; else None."""
+    """Return the first collective on which ranks of `group` disagree, or that is not done; else None."""
     inside = [dump for dump in dumps if dump.rank in group.members]
     histories = {dump.rank: _History(dump, group) for dump in inside}
     absent = tuple(rank for rank in group.members if rank not in histories)
@@ -101,7 +101,7 @@ class _History:
         calls: dict[int, list[Entry]] = {}
         batch = False
         for entry in (each for each in dump.entries if each.group == group.name):
-            closes = batch and entry.kind == "coalesced"  # in older torch it has a collective's number
+            closes = batch and entry.kind == "coalesced"  # older torch gives it the number of a collective
             batch = entry.is_p2p or closes
             if not batch:
                 calls.setdefault(entry.sequence, []).append(entry)
@@ -118,7 +118,7 @@ def _at(
     if differing is not None:
         kind, ranks = differing
         return Problem(kind, group, sequence, ranks, _without(calls, ranks), calls, {})
-    # A rank that keeps no call of this group certainly made none where nothing has left its buffer.
+    # A rank without a recorded call in this group surely made none only if its buffer dropped no entry.
     behind = {rank: each for rank, each in histories.items() if each.last < sequence}
     missing = tuple(rank for rank, each in behind.items() if each.last or not each.is_cut)
     waiting = _waiting(calls)
@@ -133,8 +133,8 @@ def _at(
 def _parted(
     sequence: int, waiting: Sequence[int], missing: Sequence[int], histories: Mapping[int, _History]
 ) -> "Parted | None":
-    """Return the first collective before `sequence` that both sides called from different lines. Two lines
-    that match more than once are two branches of the program."""
+    """Return the first collective before `sequence` that both sides called from different lines. A pair of
+    lines that occurs more than once is taken for two branches of the program and skipped."""
     ahead, behind = (_lines_of(ranks, histories) for ranks in (waiting, missing))
     pairs = {each: (ahead[each], behind[each]) for each in sorted(ahead.keys() & behind.keys())}
     counts = Counter(pairs.values())
@@ -147,7 +147,7 @@ def _parted(
 
 
 def _lines_of(ranks: Sequence[int], histories: Mapping[int, _History]) -> dict[int, str]:
-    """Return the line from which all of `ranks` made each call; left out where they differ."""
+    """Return the line from which all of `ranks` made each call; calls from different lines are left out."""
     found: dict[int, set[str]] = {}
     for rank in ranks:
         for number, entries in histories[rank].calls.items():
@@ -156,7 +156,7 @@ def _lines_of(ranks: Sequence[int], histories: Mapping[int, _History]) -> dict[i
 
 
 def _waiting(calls: Mapping[int, _Calls]) -> tuple[int, ...]:
-    """Return the ranks on which a collective is not done, as far as their backend says."""
+    """Return the ranks on which a collective is not done, as far as their backend records states."""
     return tuple(
         rank
         for rank, entries in calls.items()
@@ -165,13 +165,13 @@ def _waiting(calls: Mapping[int, _Calls]) -> tuple[int, ...]:
 
 
 def _deciding(entries: _Calls) -> _Calls:
-    """Return the calls whose states count: inside of a coalesced one torch records no events, so that they
-    stay scheduled, and the call that closes it has its state."""
+    """Return the calls whose states count. Inside a coalesced call torch records no events, so those calls
+    stay scheduled; the call that closes it has the state."""
     return entries[-1:] if entries[-1].kind == "coalesced" else entries
 
 
 def _differing(calls: Mapping[int, _Calls]) -> tuple[str, tuple[int, ...]] | None:
-    """Return which part of a call differs, and the ranks that differ from most of the others."""
+    """Return which part of a call differs, and the ranks that differ from most ranks."""
     for name, part in (("kind", _kinds), ("sizes", _numbers), ("dtype", _dtypes)):
         said = {rank: value for rank, entries in calls.items() if (value := part(entries)) is not None}
         counts = Counter(said.values())
@@ -186,7 +186,7 @@ def _kinds(entries: _Calls) -> tuple[str, ...]:
 
 
 def _numbers(entries: _Calls) -> tuple[int, ...] | None:
-    """Return the numbers of elements that must be equal on all ranks; None where ranks may differ."""
+    """Return the numbers of elements that must be equal on all ranks; None if ranks may differ."""
     numbers = [_number(entry) for entry in entries]
     return tuple(each for each in numbers if each is not None) if None not in numbers else None
 
@@ -195,21 +195,21 @@ def _number(entry: Entry) -> int | None:
     kind = entry.kind.lower().replace("_", "")
     if "alltoall" in kind:
         return None
-    # Of the others one side is the same on all ranks: shards may be uneven, and one rank alone has the list
-    # that a scatter hands out or a gather collects.
+    # For other kinds one side is the same on all ranks: shards may be uneven, and only one rank has the list
+    # that a scatter distributes or a gather collects.
     whole_is_output = "allgather" in kind or kind == "scatter"
     shapes = entry.output_sizes if whole_is_output else entry.input_sizes
     return sum(math.prod(shape) for shape in shapes) if shapes else None
 
 
 def _dtypes(entries: _Calls) -> tuple[str, ...] | None:
-    """Return the calls' dtypes; None where a rank has none: the receivers of a scatter have no input."""
+    """Return the calls' dtypes; None if a rank has none: the receivers of a scatter have no input."""
     dtypes = {dtype for entry in entries for dtype in (*entry.input_dtypes, *entry.output_dtypes)}
     return tuple(sorted(dtypes)) or None
 
 
 def _unfinished(group: Group, called: Mapping[int, Mapping[int, _Calls]]) -> Problem | None:
-    """Return the first collective that all ranks joined and that is not done on some of them."""
+    """Return the first collective that all ranks joined but that is not done on some of them."""
     for sequence, calls in called.items():
         entries = [entry for each in calls.values() for entry in each]
         if not all(entry.knows_states for entry in entries):
@@ -237,8 +237,8 @@ _MOST_SHOWN = 16
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a job's dumps. `missing_dumps`: ranks of the job that left none. `problems`: at most one
-    a group, the earliest first; `culprit`: the one to look at, in a sentence. `source`: what was read."""
+    """The verdict on a job's dumps. `missing_dumps`: ranks of the job without a dump. `problems`: at most one
+    per group, the earliest first; `culprit`: the likely cause, in a sentence. `source`: the kind of input."""
 
     dumps: tuple[Dump, ...]
     missing_dumps: tuple[int, ...]
@@ -266,12 +266,12 @@ class Verdict:
 
 
 def judge(paths: Mapping[int, Path]) -> Verdict:
-    """Read the dumps, by rank, and find what their ranks do not agree on. Raises `TraceError`."""
+    """Read the dumps, by rank, and find where their ranks disagree. Raises `TraceError`."""
     return _judged(tuple(read_dump(path, rank) for rank, path in paths.items()))
 
 
 def judge_logs(paths: Sequence[Path]) -> Verdict:
-    """Read the time-outs in a job's logs likewise. Raises `TraceError`."""
+    """Read the time-outs in a job's logs and judge them the same way. Raises `TraceError`."""
     return replace(_judged(read_logs(paths)), source="time-outs of NCCL's watchdog")
 
 
@@ -283,7 +283,7 @@ def _judged(dumps: tuple[Dump, ...]) -> Verdict:
 
 
 def _missing_dumps(dumps: Sequence[Dump], groups: Sequence[Group]) -> tuple[int, ...]:
-    """Return ranks that a dump names, or that are between others, and that left no dump."""
+    """Return the ranks without a dump that a dump names, or that are between ranks with dumps."""
     there = {dump.rank for dump in dumps}
     named = {rank for group in groups if group.said for rank in group.members}
     named |= {rank for dump in dumps for ranks in dump.members.values() for rank in ranks}
@@ -291,7 +291,7 @@ def _missing_dumps(dumps: Sequence[Dump], groups: Sequence[Group]) -> tuple[int,
 
 
 def _gaps(dumps: Sequence[Dump]) -> tuple[int, ...]:
-    """Return the ranks below the last one that left nothing; none where most of them did not."""
+    """Return the ranks below the last one that have no dump; none if most have no dump."""
     there = {dump.rank for dump in dumps}
     last = max(there, default=0)
     return tuple(sorted(set(range(last)) - there)) if last < _MOST_SHOWN * len(there) else ()
@@ -318,7 +318,7 @@ def _culprit(problems: Sequence[Problem], missing_dumps: Sequence[int]) -> str:
 
 
 def _cycle_text(one: Problem, other: Problem, first: Sequence[int], second: Sequence[int]) -> str:
-    """Return which ranks began with which of two collectives that wait for each other."""
+    """Return a text: which ranks began with which of two collectives that wait for each other."""
     (a, b) = (
         f"{calls_text(problem.calls[ranks[0]])} of group {group_text(problem.group)}"
         for problem, ranks in ((one, first), (other, second))
@@ -327,7 +327,7 @@ def _cycle_text(one: Problem, other: Problem, first: Sequence[int], second: Sequ
 
 
 def _parted_text(problem: Problem, missing: Sequence[int]) -> str:
-    """Return what the lines of an earlier call say of ranks that are missing later."""
+    """Return what the differing lines of an earlier call say about ranks that are missing later."""
     parted = problem.parted
     assert parted is not None
     call = f"collective {parted.sequence} of group {group_text(problem.group)}"
@@ -341,7 +341,7 @@ def _parted_text(problem: Problem, missing: Sequence[int]) -> str:
 
 
 def sentence(problem: Problem, ranks: Sequence[int] | None = None) -> str:
-    """Return a problem in one sentence; of a missing call, about these of its ranks."""
+    """Return a problem in one sentence; for a missing call, about `ranks` if given."""
     blamed = tuple(ranks or problem.ranks)
     first = next(iter(problem.others), next(iter(problem.calls)))
     usual = calls_text(problem.calls[first])
@@ -383,7 +383,7 @@ def _unfinished_text(problem: Problem, usual: str, what: str) -> str:
 
 
 def calls_text(entries: Sequence[Entry]) -> str:
-    """Return `all_reduce(4 x 1024 Float) at train.py:31`; parts of a coalesced call one after the other."""
+    """Return `all_reduce(4 x 1024 Float) at train.py:31`; parts of a coalesced call are joined by `+`."""
     shown = [_call_text(entry) for entry in entries[:_MOST_SHOWN]]
     line = _line_of(entries)
     where = f" at {line}" if line else ""
@@ -391,7 +391,7 @@ def calls_text(entries: Sequence[Entry]) -> str:
 
 
 def _line_of(entries: Sequence[Entry]) -> str:
-    """Return the innermost line of the program that made a call, as `train.py:31`."""
+    """Return the innermost line of the program that made a call, such as `train.py:31`."""
     place = next((frame for entry in entries for frame in entry.own_frames), None)
     return "" if place is None else f"{Path(place.file).name}:{place.line}"
 
@@ -406,7 +406,7 @@ def _call_text(entry: Entry) -> str:
 
 
 def group_text(group: Group) -> str:
-    """Return the group's description, or its name and ranks where it has none."""
+    """Return the group's description, or its name and ranks if it has none."""
     name = group.name
     if name.description and name.description != "undefined":
         return name.description

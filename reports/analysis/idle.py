@@ -1,12 +1,12 @@
-"""Causes of the device's idle time: what kept the CPU from launching the next work, or it from starting.
+"""Causes of the device's idle time: what delayed the next launch, or the start of launched work.
 
     device   [work]            idle               [next work]
     CPU         cudaFree | limiter | cpu  launch ^
              |- allocator|-------- | cpu -|- waits -|
 
-Up to the launch of the next work the CPU is late: the driver's allocation calls, the rate limiter, or a
-synchronisation held it, else it was busy with Python and operators. After the launch the work itself waits:
-for an event of another stream, or, if that is short, only for what a launch takes.
+Until the launch of the next work the CPU is late: the driver's allocation calls, the rate limiter or a
+synchronization blocked it, or it was busy with Python and operators. After the launch the work itself waits:
+for an event of another stream or, if the wait is short, only for launch latency.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.readers.trace import Int64
 
 LAUNCH_LATENCY_NS = 20_000
-"""What is between a launch and its start is called latency up to here, and waiting beyond."""
+"""Longest time between a launch and its start that counts as latency; more counts as waiting."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class IdleCauses:
 
     allocator: the CPU was in the driver's allocation calls.  rate_limiter: it waited for FSDP's limiter.
     synchronization: it waited for the device in another way.  cpu: it had not launched the next work yet.
-    launch_latency: the work was launched and started soon.  event: it was launched and waited for something.
-    All are None on a CPU trace, or where launches are unknown.
+    launch_latency: launched work started soon.  event: launched work waited for something.
+    All are None on a CPU trace, or if launches are unknown.
     """
 
     allocator: int | None = None
@@ -44,7 +44,7 @@ class IdleCauses:
     event: int | None = None
 
     def parts(self) -> dict[str, int]:
-        """Return the causes that are known, ns by name."""
+        """Return the known causes, ns by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def to_dict(self) -> dict[str, float | None]:
@@ -52,14 +52,14 @@ class IdleCauses:
 
 
 IDLE_WORDS: Mapping[str, str] = PATTERNS["idle"]
-"""The causes in words, by their names."""
+"""Descriptions of the causes, by name."""
 
 
 def find_idle_causes(trace: Trace, activity: Activity, spans: FsdpSpans, start: int, end: int) -> IdleCauses:
     """Return the causes within [start, end), in ns.
 
     Args:
-        activity, spans: of `trace`: its device work and its FSDP annotations.
+        activity, spans: the device work and the FSDP annotations of `trace`.
     """
     work = activity.work
     if activity.kind != "gpu" or not len(work.row) or (work.launch == UNKNOWN_TIME).any():
@@ -68,7 +68,7 @@ def find_idle_causes(trace: Trace, activity: Activity, spans: FsdpSpans, start: 
         activity.communication, intervals.union(activity.compute_only, activity.overlapped)
     )
     idle = intervals.subtract(intervals.single(start, end), busy)
-    # Work is in order of its start: the first that starts at or after a gap's begin ends the gap.
+    # Work is sorted by start: the first work that starts at or after the beginning of a gap ends it.
     following = np.searchsorted(work.start, idle.start, side="left")
     there = following < len(work.row)
     launch = np.where(there, work.launch[np.minimum(following, len(work.row) - 1)], idle.end)

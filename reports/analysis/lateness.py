@@ -1,4 +1,4 @@
-"""Lateness of FSDP units' all-gathers: whether each was there when its parameters were needed, and why not.
+"""Lateness of FSDP units' all-gathers: whether each was done when its parameters were needed, and why not.
 
 For one all-gather, on the time axis:
 
@@ -8,10 +8,10 @@ For one all-gather, on the time axis:
     computation   ....... previous work ]        needed |xxxxxxxxxxx| first work that uses the parameters
                                                   ^ late = ended - needed
 
-`needed` is when the device could have continued: everything launched before the wait has ended, and the first
-work after it has been launched.  The time by which the gather is late is split by what it was waiting for, in
+`needed` is when the device could have continued: all work launched before the wait has ended, and the first
+work after it has been launched.  The time by which the gather is late is split by what it waited for, in
 order: for the CPU to issue it (the rate limiter's share apart), in the queue behind other collectives, for an
-event (memory, a cast), and in transfer.
+event (memory, a cast), and for the transfer.
 """
 
 from collections.abc import Sequence
@@ -30,26 +30,26 @@ from fsdpbench.reports.readers import MISSING
 from fsdpbench.reports.readers.trace import Bool, Columns, Int32, Int64
 
 TOLERANCE_NS = 1000
-"""Lateness below this does not count: launch latencies and the clock's grain."""
+"""Lateness below this does not count: launch latency and clock resolution."""
 
 _WAITS = ("wait_all_gather", "all_gather_copy_out")
 _TURNS = ("pre_forward", "pre_backward", "post_forward", "post_backward")
 
 _NEIGHBOURS = 8
-"""How many collectives back one is looked for that another queued behind: a few run at a time."""
+"""Number of earlier collectives searched for the one that a gather queued behind: few run at a time."""
 
 
 class LateCause(StrEnum):
     """Causes of a late all-gather.
 
     FIRST: the first of its step; nothing before it could hide it.
-    BLOCKING: on a CPU trace, the call that issued it returned only when it was done.
-    NO_PREFETCH: issued at the unit's own turn only, and an earlier issue would have helped.
+    BLOCKING: on a CPU trace, the issuing call returned only when the gather was done.
+    NO_PREFETCH: issued only at the unit's own turn; an earlier issue would have helped.
     RATE_LIMITER: the CPU waited for the limiter.
     CPU_LATE: the CPU was not ahead of the device.
     QUEUED: behind another collective.
-    EVENT: launched in time, its stream free, it waited for something else.
-    TRANSFER: it ran as early as it could, and takes longer than the computation beside it.
+    EVENT: launched in time on a free stream, it waited for something else.
+    TRANSFER: it ran as early as possible, but takes longer than the computation beside it.
     """
 
     FIRST = "first_of_step"
@@ -66,10 +66,10 @@ class LateCause(StrEnum):
 class GatherTiming:
     """One all-gather; times in ns on the trace's clock.
 
-    waited: what `late` is made of, ns, by CPU_LATE, RATE_LIMITER, QUEUED, EVENT and TRANSFER.
+    waited: the parts of `late`, ns, by CPU_LATE, RATE_LIMITER, QUEUED, EVENT and TRANSFER.
     phase: "forward", "backward", ... as annotated on the CPU, or None.  prefetched: issued before the unit's
-    own turn.  behind: "<type> (<unit>)" of the collective that ended when this one began, if it had to wait
-    for that.  cause: None when it was in time.
+    own turn.  behind: "<type> (<unit>)" of the collective that ended when this one began, if this one had to
+    wait for it.  cause: None if it was in time.
     """
 
     unit: str
@@ -130,7 +130,7 @@ def time_gathers(
 class _Gathers(Columns):
     """All-gathers in order of their issue, one row each; times in ns.
 
-    row: among `activity.collectives`, of the first where several broadcasts are one all-gather.  around: row
+    row: index in `activity.collectives`, of the first if several broadcasts are one all-gather.  around: row
     of the annotation around its issue.
     """
 
@@ -144,13 +144,13 @@ class _Gathers(Columns):
 
 
 def _gathers(activity: Activity, spans: FsdpSpans, unit: Int32) -> _Gathers:
-    """Return the all-gathers of FSDP units; `unit` is that of each collective."""
+    """Return the all-gathers of FSDP units; `unit`: the unit of each collective."""
     collectives, work = activity.collectives, activity.collectives.work
     kind = COLLECTIVE_TYPES.index(CollectiveType.ALL_GATHER)
     rows = np.flatnonzero((collectives.kind == kind) & (unit != MISSING))
     around = spans.index.innermost(work.launch_lane[rows], work.launch[rows])
     started, ended = work.start[rows], work.end[rows]
-    # A broadcast a rank is one all-gather, from the first one's start to the last one's end: it counts once
+    # Broadcasts, one per rank, that form one all-gather count once, from the first start to the last end
     # (test_lateness_and_verdict.py, test_an_all_gather_of_broadcasts_counts_once).
     leads = collectives.leads[rows]
     lead = {annotation: place for place, annotation in enumerate(around.tolist()) if leads[place]}
@@ -170,7 +170,7 @@ def _waits(spans: FsdpSpans, unit: Int32, issued: Int64) -> Int64:
     for each in np.unique(unit).tolist():
         own = np.flatnonzero(waits & (spans.unit == each))
         asked = np.flatnonzero(unit == each)
-        # One unit's waits follow one another, so their ends are in order like their starts.
+        # The waits of one unit follow each other, so their ends are sorted like their starts.
         place = np.searchsorted(spans.end[own], issued[asked], side="left")
         there = place < len(own)
         found[asked[there]] = spans.start[own[place[there]]]
@@ -184,7 +184,7 @@ def _needed(activity: Activity, wait: Int64, issued: Int64, ended: Int64, blocki
     main = activity.work.mainline()
     launched, reached = main.launch, np.maximum.accumulate(main.end)
     before = np.searchsorted(launched, wait, side="left")
-    # Everything launched before the wait has ended, and what follows it has been launched.
+    # All work launched before the wait has ended, and the work after it has been launched.
     last_end = np.where(before > 0, np.append(reached, 0)[before - 1], wait)
     consumer = np.where(before < len(launched), np.append(launched, 0)[before], wait)
     needed: Int64 = np.minimum(np.maximum(np.maximum(last_end, consumer), wait), ended)
@@ -204,9 +204,9 @@ def _timings(
     """Return a timing for each of `gathers`.
 
     Args:
-        unit: of each collective, index into `spans.units`.
+        unit: the unit of each collective, index into `spans.units`.
         wait: ns at which the CPU began to wait for each gather.
-        step: place of each gather's step in `steps`.
+        step: index of each gather's step in `steps`.
     """
     issued, started, ended = gathers.issued, gathers.started, gathers.ended
     blocking = np.full(len(wait), activity.kind == "cpu") & (spans.end[gathers.around] >= ended)
@@ -234,7 +234,7 @@ def _timings(
 def _split(
     activity: Activity, spans: FsdpSpans, needed: Int64, issued: Int64, started: Int64, ended: Int64
 ) -> dict[LateCause, Int64]:
-    """Return the ns between `needed` and `ended` of each gather, by what it was waiting for."""
+    """Return the ns between `needed` and `ended` of each gather, split by what it waited for."""
     limiter_waits = spans.times(LIMITER_WAIT)
     issue_by = np.minimum(issued, ended)
     limiter = intervals.covered(limiter_waits, needed, issue_by)
@@ -253,14 +253,14 @@ def _cause(waited: dict[LateCause, int], prefetched: bool, behind: str | None) -
     mainly = max(waited, key=lambda cause: waited[cause])
     if prefetched or mainly in (LateCause.RATE_LIMITER, LateCause.CPU_LATE):
         return mainly
-    # An earlier issue would not have helped where the wire was busy with other gathers to the very start.
+    # An earlier issue would not have helped if other gathers kept the network busy until this one started.
     if behind is not None and behind.startswith(CollectiveType.ALL_GATHER):
         return mainly
     return LateCause.NO_PREFETCH
 
 
 def _prefetched(activity: Activity, spans: FsdpSpans, gathers: _Gathers, wait: Int64) -> Bool:
-    """Return which were issued in another unit's turn; without turns, with work launched before the wait."""
+    """Return which were issued in another unit's turn; without turns, before work that precedes the wait."""
     is_turn = spans.named(*_TURNS)
     place = gathers.around.copy()
     while True:
@@ -278,7 +278,7 @@ def _behind(activity: Activity, spans: FsdpSpans, unit: Int32, row: int) -> str 
     """Return the collective that ended just when this one, issued before, could start."""
     work = activity.collectives.work
     started, launch = int(work.start[row]), int(work.launch[row])
-    # Collectives are in order of their start; of the ones just before, the last to end.
+    # Collectives are sorted by start: of those just before, take the last to end.
     last: int | None = None
     for other in range(row - 1, max(row - 1 - _NEIGHBOURS, -1), -1):
         end = int(work.end[other])

@@ -3,7 +3,7 @@
 An allocation belongs to the phase and the FSDP annotation in which the CPU made it:
 
     allocated   .-'``'-.        alive at the peak: allocations before it whose address was not freed since;
-           _.-'         '-.     what the trace did not see being allocated was there before it
+           _.-'         '-.     memory whose allocation is not in the trace existed before it
          start     ^ peak"""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ELSEWHERE = "other_phases"
 @dataclass(frozen=True)
 class Holding(Record):
     """Bytes alive at the peak that were allocated in one phase, by one unit, in one kind of FSDP event
-    (`computation` outside of these). phase and unit are None where the annotations do not tell."""
+    (`computation` outside of FSDP events). phase and unit are None if the annotations do not say."""
 
     phase: str | None
     unit: str | None
@@ -41,11 +41,11 @@ class Holding(Record):
 
 @dataclass(frozen=True)
 class Retry(Record, time="", freed="freed_bytes", calls="driver_calls"):
-    """An allocator retry: when (ns on the trace's clock), where, for how many bytes, how many were freed.
+    """An allocator retry: its time (ns on the trace's clock), its place, bytes requested and bytes freed.
 
-    cost: ns that computation stood still around it (the CPU waits for the device, frees and allocates, and
-    only then launches on); None on a CPU trace.  driver: ns that the CPU spent around it, from the first to
-    the last of the driver's allocation calls between two launches, `calls` of them.
+    cost: ns that computation stops around it (the CPU waits for the device, frees and allocates, and only
+    then launches again); None on a CPU trace.  driver: ns that the CPU spent around it, from the first to the
+    last of the driver's allocation calls between two launches; calls: the number of these calls.
     """
 
     time: Ns
@@ -61,13 +61,13 @@ class Retry(Record, time="", freed="freed_bytes", calls="driver_calls"):
 
 @dataclass(frozen=True)
 class MemoryAnalysis:
-    """Peaks in bytes; None where the trace has no memory events, or (`peak_active`) does not tell it.
+    """Peaks in bytes; None if the trace has no memory events, or (`peak_active`) does not record it.
 
-    peak_phase: where the allocation peak was reached.  peaks: the allocated bytes at the peak of each phase.
-    at_peak: what was alive then, largest first;
-    before_trace: bytes alive then that were allocated before the trace.  unused_at_peak: reserved but not
-    allocated then (fragmentation and cache).  allocator_time: ns that the CPU spent in the driver's
-    allocation calls within the steps, `allocator_calls` of them.
+    peak_phase: the phase of the allocation peak.  peaks: the most allocated bytes in each phase.
+    at_peak: what was alive at the peak, largest first;
+    before_trace: bytes alive at the peak but allocated before the trace.  unused_at_peak: bytes reserved but
+    not allocated at the peak (fragmentation and cache).  allocator_time: ns that the CPU spent in the
+    driver's allocation calls within the steps; allocator_calls: the number of these calls.
     """
 
     peak_allocated: int | None = None
@@ -101,7 +101,7 @@ class MemoryAnalysis:
 
 
 def device_events(trace: Trace) -> Bool:
-    """Return a mask over the memory events: the accelerator's, where there are any, else the host's."""
+    """Return a mask over the memory events: the accelerator's if there are any, else the host's."""
     on_device = trace.memory.device_type != CPU_DEVICE
     return on_device if on_device.any() else ~on_device
 
@@ -109,10 +109,10 @@ def device_events(trace: Trace) -> Bool:
 def analyze_memory(
     trace: Trace, activity: Activity, steps: Sequence[Window], phases: Sequence[Mark], spans: FsdpSpans
 ) -> MemoryAnalysis:
-    """Return peaks over the whole trace; retries and allocator calls by the step that the CPU was in.
+    """Return peaks over the whole trace, and retries and allocator calls by the CPU's step.
 
     Args:
-        activity, spans: of `trace`: its device work and its FSDP annotations.
+        activity, spans: the device work and the FSDP annotations of `trace`.
         steps, phases: windows of the steps, and marks of the phases, in order and disjoint.
     """
     places = _Places(steps, phases, spans)
@@ -136,14 +136,14 @@ def analyze_memory(
     return replace(
         without_events,
         peak_allocated=allocated,
-        # The host's allocator reserves nothing and says 0.
+        # The host's allocator reserves nothing and reports 0.
         peak_reserved=int(memory.reserved[rows].max()) or None,
         peak_active=int(memory.active[rows].max()) if int(memory.active[rows].min()) >= 0 else None,
         peak_phase=places.phase(memory.time[[peak]])[0],
         unused_at_peak=max(reserved - allocated, 0) if reserved else None,
         at_peak=at_peak,
         before_trace=max(allocated - sum(holding.bytes for holding in at_peak), 0),
-        peaks={name: top for top, name in sorted(zip(tops.tolist(), names, strict=True))},  # its greatest
+        peaks={name: top for top, name in sorted(zip(tops.tolist(), names, strict=True))},  # greatest of each
     )
 
 
@@ -179,8 +179,8 @@ class _Places:
 
 
 def _holdings(memory: MemoryEvents, rows: Int64, places: _Places) -> tuple[Holding, ...]:
-    """Return the live allocations among these events (in order of time), summed by place."""
-    # The last event of each address decides: an allocation is alive, a free is not.
+    """Return the live allocations among these events (sorted by time), summed by place."""
+    # The last event of each address decides: it is alive after an allocation, not after a free.
     _, last = np.unique(memory.address[rows][::-1], return_index=True)
     alive = rows[len(rows) - 1 - last]
     alive = alive[memory.bytes[alive] > 0]
@@ -216,10 +216,10 @@ def _retries(trace: Trace, activity: Activity, places: _Places) -> tuple[Retry, 
 
 
 def _costs(activity: Activity, times: Int64) -> list[int | None]:
-    """Return the ns that computation stops around each retry: from the end of the work launched before
-    it to the start of the work that follows.
+    """Return how long (ns) computation stops around each retry: from the end of the work launched before
+    it to the start of the work after it.
 
-    Retries in one gap: the first has it all.
+    If several retries are in one gap, the first gets all of it.
     """
     main = activity.work.mainline()
     if activity.kind == "cpu" or not len(main.row):
@@ -234,8 +234,8 @@ def _costs(activity: Activity, times: Int64) -> list[int | None]:
 
 
 def _driver_calls(trace: Trace, activity: Activity, times: Int64) -> list[tuple[int, int]]:
-    """Return for each retry the driver's allocation calls between the launches around it, and ns from the
-    begin of the first to the end of the last. The first of retries between the same launches has all."""
+    """Return for each retry the driver's allocation calls between the launches around it, and the ns from the
+    start of the first to the end of the last. Of retries between the same launches, the first gets all."""
     rows = allocator_rows(trace)
     start, end = trace.events.start[rows], trace.events.ends(rows)
     launches = np.sort(activity.work.launch[activity.work.launch != UNKNOWN_TIME])
@@ -254,7 +254,7 @@ def _driver_calls(trace: Trace, activity: Activity, times: Int64) -> list[tuple[
 
 
 def _allocator_calls(trace: Trace, steps: Sequence[Window]) -> tuple[int, int]:
-    """Return how often the CPU asked the driver for memory within the steps, and for how many ns."""
+    """Return how often the CPU called the driver's allocation functions within the steps, and their ns."""
     rows = allocator_rows(trace)
     start = trace.events.start[rows]
     inside = np.zeros(len(rows), np.bool_)
@@ -265,8 +265,8 @@ def _allocator_calls(trace: Trace, steps: Sequence[Window]) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class MemoryCurve:
-    """int64 columns: time (ns after the trace's first event), allocated, active (empty where the trace does
-    not tell it) and reserved (bytes); and the retries' times, bytes asked for and bytes freed."""
+    """int64 columns: time (ns after the trace's first event), allocated, active (empty if the trace does not
+    record it) and reserved (bytes); and of the retries the times, bytes requested and bytes freed."""
 
     time: Int64
     allocated: Int64
@@ -283,12 +283,12 @@ class MemoryCurve:
 def memory_curve(
     trace: Trace, *, max_points: int = 2000, origin: int | None = None, clock: Clock | None = None
 ) -> MemoryCurve:
-    """Return the accelerator's curve, or the host's where the trace has no accelerator's memory events.
+    """Return the accelerator's curve, or the host's if the trace has no memory events of an accelerator.
 
-    Thinned to about `max_points`: from each stretch of events the highest and the lowest allocation stay, and
-    the highest reservation, so that peaks keep their place and height. `origin`: ns that counts as 0, by
-    default the start of the trace's first event. `clock`: the clock of the curve's times (`device_clock`), by
-    default the CPU's, which allocates.
+    The curve has about `max_points`: each stretch of events keeps its highest and lowest allocation, and its
+    highest reservation, so that peaks keep their place and height. `origin`: ns that counts as 0, by default
+    the start of the trace's first event. `clock`: maps CPU times, at which memory is allocated, to the
+    curve's times (`device_clock`); by default they are the same.
     """
     memory = trace.memory
     mask = device_events(trace)
@@ -313,7 +313,7 @@ def _keep(allocated: Int64, reserved: Int64, most: int) -> Int64:
     count = len(allocated)
     if count <= most:
         return np.arange(count)
-    # Three points a stretch at most, and both ends of the curve.
+    # At most three points per stretch, and both ends of the curve.
     edges = np.linspace(0, count, max(most // 3, 1) + 1).astype(np.int64)
     kept = {0, count - 1}
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -334,11 +334,11 @@ Clock = Callable[[Int64], Int64]
 
 
 def device_clock(activity: Activity) -> Clock | None:
-    """Return a map from times of the CPU to when the device began the work launched next; None where that is
-    unknown (a CPU's trace, or one without launches).
+    """Return a map from CPU times to when the device began the work launched next; None if that is unknown
+    (a CPU trace, or one without launches).
 
-    The stream that computes most is the clock. Behind its last launch time continues as the CPU's, though not
-    before that work has ended. Order is kept: of two times the later one is never the earlier one there.
+    The stream that computes most is the clock. After its last launch the map follows the CPU's time, but not
+    before that work has ended. The map is monotonic.
     """
     main = activity.work.mainline()
     if activity.kind != "gpu" or not len(main.launch):

@@ -1,6 +1,6 @@
-"""The result of the analysis: frozen records in integer nanoseconds and bytes, turned into JSON at the end.
+"""Results of the analysis: frozen records in integer nanoseconds and bytes, converted to JSON at the end.
 
-Every sum is made on integers; `to_dict` divides by 1e9 once.  The shape of the dictionaries is the contract
+All sums are over integers; `to_dict` divides by 1e9 once.  The shape of the dictionaries is the contract
 of `fsdpbench analyze --json`."""
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from fsdpbench.reports.analysis.tables import FusedGroup, NameTotal, WorkCounts,
 
 
 class Outcome(StrEnum):
-    """FOUND: something costs time that a setting may save.  FINE: nothing worth a setting.  CANNOT_TELL."""
+    """FOUND: a setting may save time.  FINE: no loss is worth a setting.  CANNOT_TELL."""
 
     FOUND = "found"
     FINE = "fine"
@@ -32,7 +32,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Suggestion(Record):
-    """A setting to try next, by the bench's name for it, and its value."""
+    """A setting to try next, by its name in the bench, and its value."""
 
     setting: str
     value: str
@@ -40,10 +40,10 @@ class Suggestion(Record):
 
 @dataclass(frozen=True)
 class Finding(Record, share="share_of_step", gain="predicted_gain", suggestions="try"):
-    """One rule that applied.
+    """A rule that applied.
 
-    cause: the rule's name.  share: part of the step that it costs (0 to 1).  gain: the most that the
-    suggestions can save of the step (0 to 1), None where the trace does not tell.  text: a sentence.
+    cause: the rule's name.  share: its cost as a share of the step (0 to 1).  gain: the most that the
+    suggestions can save of the step (0 to 1), None if the trace does not show it.  text: a sentence.
     """
 
     cause: str
@@ -55,7 +55,7 @@ class Finding(Record, share="share_of_step", gain="predicted_gain", suggestions=
 
 @dataclass(frozen=True)
 class Verdict(Record):
-    """A sentence that says it all, and findings in order of what they cost."""
+    """A summary sentence, and the findings by decreasing cost."""
 
     outcome: Outcome
     sentence: str
@@ -63,12 +63,12 @@ class Verdict(Record):
 
     @property
     def texts(self) -> list[str]:
-        """Return a sentence a cause, in order of what they cost; where there are none, why."""
+        """Return one sentence per cause by decreasing cost; without findings, the summary."""
         return [finding.text for finding in self.findings] or [self.sentence]
 
 
 def remedies(cause: str) -> tuple[Suggestion, ...]:
-    """Return the settings that help against `cause`, in the table's order."""
+    """Return the settings that help against `cause`, in the order of the table of settings."""
     if cause == "blocking":
         return (Suggestion("system", "impl-fsdp2"),)
     return tuple(
@@ -77,8 +77,8 @@ def remedies(cause: str) -> tuple[Suggestion, ...]:
 
 
 def in_torch(verdict: Verdict) -> Iterator[str]:
-    """Yield everything that a verdict suggests, as a script with torch's FSDPs writes it, the most costly
-    cause first, each once: for traces of programs that are not ours."""
+    """Yield everything that a verdict suggests, written as a script with torch's FSDPs would, the most costly
+    cause first, without repetition: for traces of programs that are not ours."""
     written = {
         (setting.name, trade.written): trade.script for setting, trade in all_trades() if trade.against
     }
@@ -87,7 +87,7 @@ def in_torch(verdict: Verdict) -> Iterator[str]:
 
 
 def late_dict(gathers: Sequence[GatherTiming]) -> dict[str, object]:
-    """Return as plain values how many all-gathers were late, by how much (s), and why."""
+    """Return how many all-gathers were late, by how much (s), and why, as plain values."""
     late = [gather for gather in gathers if gather.cause is not None]
     causes: dict[str, dict[str, float]] = {}
     for cause in sorted({str(gather.cause) for gather in late}):
@@ -112,7 +112,7 @@ class UnitAnalysis:
 
     @property
     def exposed(self) -> int:
-        """Return the ns of the unit's collectives without computation beside them."""
+        """Return how long (ns) the unit's collectives ran without computation beside them."""
         return sum(figures.exposed for figures in self.communication.values())
 
     def to_dict(self, last_step: "StepAnalysis | None" = None) -> dict[str, object]:
@@ -129,8 +129,8 @@ class UnitAnalysis:
 
 @dataclass(frozen=True)
 class StepAnalysis:
-    """One training step: the number behind `ProfilerStep#`, its window [start, end) in the trace's ns, and
-    what happened in it. `phases` is empty where the trace does not tell them, else they sum to the step."""
+    """One training step: the number in `ProfilerStep#`, its window [start, end) in the trace's ns, and its
+    figures. `phases` is empty if the trace does not mark them; otherwise the phases sum to the step."""
 
     index: int
     start: int
@@ -160,10 +160,10 @@ class StepAnalysis:
 class RankAnalysis:
     """One trace: figures over all its steps. `kind`: "gpu" (kernels on streams) or "cpu" (operators).
 
-    links: whose peak the bandwidths are held against; None: the best one that the trace itself shows.
+    links: the links whose peak bandwidths are compared with; None: the best bandwidth in the trace itself.
     names: what ran within the steps, by name; tables: the same by kernel, operator, module and device.
-    cpu_seen: whether the trace has launches or operators of a CPU; cpu_time: ns that they take within steps.
-    drawing: what the caller of `analyze` asked to keep of the trace.
+    cpu_seen: whether the trace has launches or operators of a CPU; cpu_time: their ns within the steps.
+    drawing: the return value of the `draw` function that the caller passed to `analyze`.
     """
 
     rank: int
@@ -199,7 +199,7 @@ class RankAnalysis:
 
     @property
     def how(self) -> str:
-        """Return `compiled` where kernels of Inductor's ran, else `eager`."""
+        """Return `compiled` if kernels of Inductor ran, else `eager`."""
         return "compiled" if self.fused else "eager"
 
     @property
@@ -209,7 +209,7 @@ class RankAnalysis:
 
     @property
     def overlap_fraction(self) -> float | None:
-        """Return it over all steps; None where nothing was communicated, or the trace does not say."""
+        """Return the overlap over all steps; None without communication, or if the trace does not show it."""
         return self.time.overlap_fraction if self.overlap_known else None
 
     @property
@@ -250,7 +250,7 @@ class RankAnalysis:
 
 @dataclass(frozen=True)
 class Spread(Record, least="min", greatest="max", greatest_rank="max_rank"):
-    """Mean, least and greatest of one figure over ranks, and the rank of the greatest."""
+    """Mean, minimum and maximum of one figure over ranks, and the rank with the maximum."""
 
     mean: float
     least: float
@@ -279,7 +279,7 @@ class RanksSummary(Record, figures="", waiting="waiting_for_ranks"):
 
 @dataclass(frozen=True)
 class Problem(Record):
-    """A file of a folder that could not be analysed, and why."""
+    """A file of a folder that could not be analyzed, and why."""
 
     path: Path
     reason: str
@@ -296,7 +296,7 @@ class Analysis:
 
     @property
     def across_ranks(self) -> RanksSummary | None:
-        """Return the summary over ranks, where all traces belong to one configuration."""
+        """Return the summary over ranks if all traces belong to one configuration, else None."""
         return next(iter(self.configurations.values())) if len(self.configurations) == 1 else None
 
     def to_dict(self) -> dict[str, object]:

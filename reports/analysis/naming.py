@@ -1,6 +1,6 @@
-"""Meanings of event names: which kernels are collectives and of which type, what is computation on a CPU.
+"""Classification of event names: which kernels are collectives, of which type, and what is CPU computation.
 
-Each name is examined once (a trace has some hundred names), not once for each event."""
+Each name is classified once (a trace has some hundred names), not once per event."""
 
 import re
 from enum import StrEnum
@@ -14,7 +14,7 @@ from fsdpbench.reports.readers.trace import Int64
 
 
 class CollectiveType(StrEnum):
-    """Types of collectives, by whatever name a library calls them."""
+    """Types of collectives, independent of the names that libraries use."""
 
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
@@ -35,11 +35,11 @@ _TYPE_PATTERNS = tuple(
 )
 _COMMUNICATION_KERNEL = re.compile("|".join(PATTERNS["communication"]), re.IGNORECASE)
 is_cpu_collective = re.compile(r"^(gloo|mpi|ucc):").search
-"""Whether this is the span of a collective that the CPU itself carries out."""
+"""Whether this is the span of a collective that runs on the CPU itself."""
 is_issue = re.compile(r"^(c10d|_c10d_functional|_c10d_functional_autograd)::(?!.*wait)").search
-"""Whether this operator hands a collective to its process group."""
+"""Whether this operator issues a collective to its process group."""
 
-# Namespaces of operators that only wrap, wait or hand over to communication.
+# Namespaces of operators that only wrap, wait for or issue communication.
 _NO_COMPUTATION = re.compile(
     r"^(c10d|_c10d_functional\w*|c10d_functional|autograd|torch::autograd|torch::jit|profiler|"
     r"record_param_comms|gloo|nccl|mpi|ucc)\b"
@@ -47,10 +47,10 @@ _NO_COMPUTATION = re.compile(
 _COMPUTATION_OPERATOR = re.compile(r"^[A-Za-z_]\w*::\w|^(graph_\d+_)?cpp_fused|^Torch-Compiled Region")
 
 
-@lru_cache(maxsize=4096)  # a trace has few names, and each of them thousands of times
+@lru_cache(maxsize=4096)  # a trace has few names, each of them thousands of times
 def collective_type(name: str) -> CollectiveType:
     """Return the type behind a kernel's, span's or metadata name ("_allgather_base", "gloo:broadcast")."""
-    # RCCL's and NCCL's template arguments may name other things; the type stands before the first bracket.
+    # Template arguments of RCCL and NCCL may name other types; the type is before the first bracket.
     head = name.replace("(anonymous namespace)::", "").split("(", 1)[0].split("<", 1)[0]
     for pattern, kind in _TYPE_PATTERNS:
         if pattern.search(head):
@@ -60,7 +60,7 @@ def collective_type(name: str) -> CollectiveType:
 
 @lru_cache(maxsize=16_384)  # the pattern is slow, and traces of one run have most names in common
 def is_communication_kernel(name: str) -> bool:
-    """Return whether a kernel carries out a collective, or a part of one."""
+    """Return whether a kernel runs a collective, or a part of one."""
     return _COMMUNICATION_KERNEL.search(name) is not None
 
 
@@ -77,11 +77,11 @@ SYNCHRONIZING = frozenset(
 
 
 def allocator_rows(trace: Trace) -> Int64:
-    """Return rows of the driver's allocation calls, in order of their start."""
+    """Return the rows of the driver's allocation calls, in order of their start."""
     return trace.by_start(trace.rows_named(ALLOCATING.__contains__, Category.RUNTIME))
 
 
 def times_of(trace: Trace, calls: frozenset[str]) -> Intervals:
-    """Return when the CPU was in one of these calls of the driver."""
+    """Return when the CPU was in one of these driver calls."""
     rows = trace.rows_named(calls.__contains__, Category.RUNTIME)
     return intervals.of(trace.events.start[rows], trace.events.ends(rows))

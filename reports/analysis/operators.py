@@ -1,9 +1,9 @@
-"""FLOPs and bytes of operators' calls from their shapes, and how near their kernels came to the peak.
+"""FLOPs and bytes of operator calls from their shapes, and how near their kernels came to the peak.
 
-A product of m x k and k x n is 2 m n k FLOPs; bytes are the least that must cross the memory: each input
-read once, each output written once. What does not follow from the shapes is None. A kernel belongs to the
-innermost call of known shape around its launch. Of several kernels of one call (a product split over K and
-its sum) the longest takes the work in the kernels' own table.
+A product of m x k and k x n has 2 m n k FLOPs. Bytes are the least memory traffic: each input is read once,
+each output written once. What the shapes do not determine is None. A kernel belongs to the innermost call of
+known shape around its launch. If a call has several kernels (a product split over K and its sum), the longest
+one gets the work in the table of kernels.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fsdpbench.reports.readers import OperatorCall, Trace, dtype_bytes
 from fsdpbench.reports.readers.trace import OPERATORS, Int64
 
 MOST_ROWS = 200
-"""Rows of each table in the JSON; the rest is summed up."""
+"""Greatest number of rows of each table in the JSON; the rows left out are counted."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Work of known size. time: ns that it took.  flops, bytes: in all, None where unknown.  least: ns that
-    it would take at the chip's peak, None where no peak is known."""
+    """Work of known size. time: ns that it took.  flops, bytes: totals, None if unknown.  least: ns that it
+    would take at the chip's peak, None if no peak is known."""
 
     time: int = 0
     flops: int | None = None
@@ -39,7 +39,7 @@ class Rate:
     least: float | None = None
 
     def __add__(self, other: Rate) -> Rate:
-        """Return the sum; a figure that one side alone knows is that side's."""
+        """Return the sum; a figure that only one side knows is that side's."""
         pairs = (self.flops, other.flops), (self.bytes, other.bytes), (self.least, other.least)
         sums: Any = (one if two is None else two if one is None else one + two for one, two in pairs)
         return Rate(self.time + other.time, *sums)
@@ -57,7 +57,7 @@ class Rate:
 class KernelTotal(Record, rate=""):
     """Kernels, copies and collectives of one name (operators on a CPU trace) within the steps.
 
-    time: summed durations; of operators without those inside them.  share: of all kernels' time together.
+    time: summed durations; for operators, without those inside them.  share: of the time of all kernels.
     rate: of those whose work is known.
     """
 
@@ -75,7 +75,7 @@ class KernelTotal(Record, rate=""):
 @dataclass(frozen=True)
 class OperatorTotal(Record, rate=""):
     """Calls of one operator with the same shapes. time: of the kernels that they launched.  flops, bytes: of
-    one call, least bytes.  bound: what the peak is made of for it, `compute` or `memory`."""
+    one call (bytes: the least).  bound: what limits it at the peak, `compute` or `memory`."""
 
     name: str
     shapes: str
@@ -90,7 +90,7 @@ class OperatorTotal(Record, rate=""):
 
     @property
     def intensity(self) -> float | None:
-        """Return FLOPs a byte."""
+        """Return FLOPs per byte."""
         return self.flops / self.bytes if self.flops and self.bytes else None
 
     def to_dict(self) -> dict[str, object]:
@@ -99,8 +99,8 @@ class OperatorTotal(Record, rate=""):
 
 @dataclass(frozen=True)
 class ModuleTotal(Record, name="module"):
-    """Modules of one class. calls: of their forward.  own: time of the kernels launched in them and in no
-    module inside; time: with those inside."""
+    """Modules of one class. calls: number of forward calls.  own: time of the kernels launched in them but in
+    no module inside them; time: with modules inside."""
 
     name: str
     instances: int
@@ -112,7 +112,7 @@ class ModuleTotal(Record, name="module"):
 
 @dataclass(frozen=True)
 class DeviceUse(Record, computing="computation", communicating="communication", span=""):
-    """One device of a trace: how long it did anything, computed, communicated, within the steps."""
+    """One device of a trace: how long within the steps it was busy, computed and communicated."""
 
     device: int
     busy: Ns
@@ -126,8 +126,8 @@ class DeviceUse(Record, computing="computation", communicating="communication", 
 
 @dataclass(frozen=True)
 class WorkTables:
-    """Work within the steps, each table by falling time. total: all kernels' durations together, ns.  The
-    chip of `roof` is the one whose peak rates are held against; None where none is known."""
+    """Work within the steps, each table by decreasing time. total: summed durations of all kernels, ns.
+    `roof`: the chip whose peak rates are the reference; None if none is known."""
 
     total: int = 0
     kernels: tuple[KernelTotal, ...] = ()
@@ -153,16 +153,16 @@ class WorkTables:
 
 _IS_CAUSAL, _OUT_DTYPE = OPERATORS["attention"], OPERATORS["scaled_products"]
 _BYTES_OF = {"4": 8, "5": 2, "6": 4, "7": 8, "11": 1, "15": 2, "23": 1, "24": 1, "44": 1}
-"""By type as torch numbers them: int64, float16, float32, float64, bool, bfloat16, and three of 8 bits."""
+"""Element size by torch's number of a type: int64, float16, float32, float64, bool, bfloat16, 3 of 8 bits."""
 
 _MOST_FLOPS = 1 << 80
 _MOST_ELEMENTS = 1 << 50
-"""No call has more; shapes that say so are not believed."""
+"""No call exceeds these; larger shapes in a trace are treated as unknown."""
 
 
 @dataclass(frozen=True)
 class CallCost:
-    """FLOPs and least bytes of a call; `dtype`: the profiler's name of the type of what is computed with."""
+    """FLOPs and least bytes of a call; `dtype`: the profiler's name of the type of its first input."""
 
     flops: int | None
     bytes: int | None
@@ -171,7 +171,7 @@ class CallCost:
 
 @lru_cache(maxsize=4096)
 def cost_of(name: str, call: OperatorCall) -> CallCost:
-    """Return the cost of a call of an operator by its name (`aten::mm`)."""
+    """Return the cost of a call of the operator `name` (such as `aten::mm`)."""
     short = name.removeprefix("aten::")
     first = next((kind for size, kind in zip(call.sizes, call.types, strict=True) if size and kind), "")
     if call.moved is not None:
@@ -180,7 +180,7 @@ def cost_of(name: str, call: OperatorCall) -> CallCost:
         if short in _BY_TYPE:
             return CallCost(None, _one_pass(short, call), first)
         flops, elements = _RULES[short](short, call)
-    except (IndexError, KeyError, ValueError):  # an operator, or shapes for it, that are not known
+    except (IndexError, KeyError, ValueError):  # an unknown operator, or unexpected shapes
         flops, elements = None, None
     if (flops or 0) > _MOST_FLOPS or (elements or 0) > _MOST_ELEMENTS:
         flops, elements = None, None
@@ -189,7 +189,7 @@ def cost_of(name: str, call: OperatorCall) -> CallCost:
 
 
 def _product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
-    """Return FLOPs and elements of [b x] m x k times [b x] k x n, behind the matrix that is added to it."""
+    """Return FLOPs and elements of [b x] m x k times [b x] k x n; `addmm` has the added matrix first."""
     left, right = call.sizes[1:3] if name in ("addmm", "baddbmm") else call.sizes[:2]
     (*batch, m, k), (*_, inner, n) = left, right
     if len(left) != len(right) or k != inner or len(left) not in (2, 3):
@@ -199,7 +199,7 @@ def _product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
 
 
 def _scaled_product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
-    """Return FLOPs and elements of m x k times k x n of a byte each; a byte holds two numbers of 4 bits."""
+    """Return FLOPs and elements of m x k times k x n of one byte each; a byte holds two 4-bit numbers."""
     flops, elements = _product(name, call)
     if flops is None or elements is None:
         return None, None
@@ -210,13 +210,13 @@ def _scaled_product(name: str, call: OperatorCall) -> tuple[int | None, int | No
 
 
 def _grouped_product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
-    """Return FLOPs and elements: groups divide rows of the left, columns of the right, or have a product."""
+    """Return FLOPs and elements; groups divide left rows or right columns, or each has its own product."""
     left, right = call.sizes[:2]
     (*groups, m, k), (*others, inner, n) = left, right
     if k != inner or len(groups) > 1 or len(others) > 1:
         return None, None
     many = groups[0] if groups and others else 1
-    # Where the inner dimension is divided, each group has a result.
+    # If the inner dimension is divided, each group has a result.
     results = many if groups or others else (call.sizes[2] or (1,))[0]
     return 2 * many * m * n * k, prod(left) + prod(right) + results * m * n
 
@@ -227,7 +227,7 @@ def _convolution(name: str, call: OperatorCall) -> tuple[int | None, int | None]
         wanted = call.values[-1].count("True") if call.values[-1] else 0
         if len(result) < 3 or len(result) != len(weight) or not wanted:
             return None, None
-        # The gradient of the bias is no product.
+        # The gradient of the bias is not a product.
         ways = min(wanted, 2)
         products = ways * 2 * prod(result) * prod(weight[1:])
         return products, prod(result) + 2 * (prod(image) + prod(weight))
@@ -247,7 +247,7 @@ def _convolution(name: str, call: OperatorCall) -> tuple[int | None, int | None]
 
 
 def _attention(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
-    """Return FLOPs and elements: two products forward, five backward; half of each with a causal mask."""
+    """Return FLOPs and elements: two products forward, five backward; a causal mask halves the FLOPs."""
     backward = name.endswith("_backward")
     query, key, value = call.sizes[1:4] if backward else call.sizes[:3]
     if len(query) != 4 or len(key) != 4 or len(value) != 4:
@@ -261,14 +261,14 @@ def _attention(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
     flops = 2 * batch * heads * rows * columns * widths
     out = batch * heads * rows * value_width
     moved = prod(query) + prod(key) + prod(value) + out
-    if backward:  # read with the gradient of the output, three gradients written
+    if backward:  # the output's gradient is read too; three gradients are written
         moved += out + prod(query) + prod(key) + prod(value)
     return flops // 2 if causal == "True" else flops, moved
 
 
 def _one_pass(name: str, call: OperatorCall) -> int | None:
-    """Return bytes: each input read in its type, and as much written as the largest of them has. An expanded
-    input (stride 0) is read once."""
+    """Return bytes: each input is read in its type, and as many as the largest input has are written. An
+    expanded input (stride 0) is read once."""
     read, whole = [], []
     for place, size in enumerate(call.sizes):
         each = dtype_bytes(call.types[place] or None)
@@ -308,10 +308,10 @@ _FROM_OR_TO_HOST = re.compile(r"Memcpy (?!DtoD)|CopyHostToDevice|CopyDeviceToHos
 
 @dataclass(frozen=True)
 class CallGroup:
-    """Calls of one operator with the same inputs, most of whose time is of kernels of one name.
+    """Calls of one operator with the same inputs, whose longest kernels have one name.
 
-    count: of calls.  time: ns of all their kernels.  kernel: index of that name, None on a CPU;
-    kernel_time: ns of these kernels, one a call.  least: ns of a call at the peak, where one is known.
+    count: number of calls.  time: ns of all their kernels.  kernel: index of that name, None on a CPU;
+    kernel_time: ns of these kernels, one per call.  least: ns of a call at the peak, if known.
     """
 
     name: str
@@ -325,7 +325,7 @@ class CallGroup:
     bound: str | None
 
     def rate(self, time: int) -> Rate:
-        """Return the calls' work over `time` ns; an empty rate where it is not known."""
+        """Return the rate of the calls' work over `time` ns; an empty rate if the work is unknown."""
         if self.cost.flops is None and self.cost.bytes is None:
             return Rate()
         one = (self.cost.flops, self.cost.bytes, self.least)
@@ -337,8 +337,8 @@ def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
     """Return the calls that launched some of `work` (on a CPU: all calls of the trace).
 
     Args:
-        on_device: kernels did the work, not operators of a CPU.
-        chip: whose peak the calls are held against, where it is known.
+        on_device: whether kernels did the work, rather than operators of a CPU.
+        chip: the chip whose peak the calls are compared with, if known.
     """
     rows, events = trace.calls.rows, trace.events
     if on_device and len(rows):
@@ -348,7 +348,7 @@ def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
         kernel, kernel_time = np.full(len(rows), NOTHING, np.int64), np.zeros(len(rows), np.int64)
     ran_at_all = np.flatnonzero(time > 0)
     inputs = trace.calls.number[ran_at_all]
-    # Numbers of names and of inputs are below 2**31 each, so that keys of two of them fit.
+    # Numbers of names and of inputs are below 2**31, so that two of them fit into a key.
     same = np.unique(events.name[rows[ran_at_all]].astype(np.int64) << 31 | inputs, return_inverse=True)[1]
     keys = same << 31 | kernel[ran_at_all] + 1
     _, first, group, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
@@ -360,18 +360,18 @@ def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
         row, ran = int(rows[ran_at_all[first[number]]]), int(kernel[ran_at_all[first[number]]])
         name, call = trace.name_of(row), trace.calls.inputs[inputs[first[number]]]
         cost, word = cost_of(name, call), trace.names[ran] if ran != NOTHING else ""
-        # What crosses the host's link, or runs on the host, is not held against the device's memory.
+        # Work over the host link or on the host is not compared with the device's memory.
         least, bound = None, None
         if chip is not None and on_device and not _FROM_OR_TO_HOST.search(word):
             least, bound = chip.roof(cost.flops, cost.bytes, compute_type(cost.dtype, word) or "")
         whole = int(times[number]), None if ran == NOTHING else ran, int(kernel_times[number])
         found.append(CallGroup(name, call, cost, int(counts[number]), *whole, least, bound))
-    # Sums of floating-point numbers depend on their order: it follows from the calls, not from the file.
+    # Floating-point sums depend on their order: sort by the calls, not by their order in the file.
     return sorted(found, key=lambda group: (group.name, group.time, group.count, group.least or 0.0))
 
 
 def _kernels_of(trace: Trace, work: Work) -> tuple[Int64, Int64, Int64]:
-    """Return of each call the ns of its kernels, the name of the longest as a number, and its ns."""
+    """Return for each call the ns of its kernels, the name number of the longest, and the longest's ns."""
     rows, events = trace.calls.rows, trace.events
     index = index_spans(events.lane[rows], events.start[rows], events.ends(rows))
     place = index.innermost(work.launch_lane, work.launch)
@@ -380,7 +380,7 @@ def _kernels_of(trace: Trace, work: Work) -> tuple[Int64, Int64, Int64]:
     time, longest = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
     np.add.at(time, place, duration)
     np.maximum.at(longest, place, duration)
-    # Among equals the last by name, since the order of events in a file, which numbers names, has no meaning.
+    # Ties go to the alphabetically last name: numbers of names depend on the order of events in the file.
     by_name = np.array(sorted(range(len(trace.names)), key=trace.names.__getitem__), np.int64)
     last, chosen = np.full(len(rows), NOTHING, np.int64), duration == longest[place]
     np.maximum.at(last, place[chosen], np.argsort(by_name)[events.name[work.row[mine[chosen]]]])
@@ -393,7 +393,7 @@ def operator_totals(calls: list[CallGroup], total: int) -> tuple[OperatorTotal, 
     for each in calls:
         groups.setdefault((each.name, each.call, each.bound), []).append(each)
     found = [_total(name, bound, group, total) for (name, _, bound), group in groups.items()]
-    # Totals that differ in anything have a place each, whatever their order in the file.
+    # `repr` breaks ties, so that the order does not depend on the file.
     return tuple(sorted(found, key=lambda each: (-each.time, repr(each))))
 
 

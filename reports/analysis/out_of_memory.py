@@ -1,4 +1,4 @@
-"""An out-of-memory error explained in words: by its message, and by a snapshot of the allocator."""
+"""Explanation of an out-of-memory error from its message, or from a snapshot of the allocator."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from fsdpbench.reports.readers.oom_log import OomMessage, OomReport
 
 _GIB = 1 << 30
 _FRAGMENTED = 0.1
-"""Above this share of the reserved memory, what is reserved and unallocated is worth a word."""
+"""Share of the reserved memory above which unallocated reserved memory is reported."""
 _MUCH_OUTSIDE = 0.1
 UNKNOWN = "unknown"
 _TABLE = Path(__file__).parents[1] / "oom_causes.csv"
 _OF_OTHERS = {row["source"]: (row["headline"], row["finding"]) for row in read_rows(_TABLE)}
-"""Headline and finding of what was not torch's allocator on the GPU."""
+"""Headline and finding for errors that are not from torch's allocator on the GPU."""
 
 
 def describe_report(report: OomReport) -> str:
@@ -49,7 +49,7 @@ def _headline(message: OomMessage) -> str:
 
 
 def findings(message: OomMessage) -> list[str]:
-    """Return the conclusions from the figures alone, the most telling first."""
+    """Return the conclusions from the figures alone, the most informative first."""
     if message.source in _OF_OTHERS:
         return [_OF_OTHERS[message.source][1]]
     found = [finding for part in (_limit, _others, _fragments, _outside) if (finding := part(message))]
@@ -110,7 +110,7 @@ def _fragments(message: OomMessage) -> str | None:
 
 
 def _too_much(message: OomMessage) -> str:
-    """Return who has to hold less: the program only where others do not hold what is missing."""
+    """Return who has to hold less: the program, unless others hold as much as is missing."""
     short, unknown = message.short or 0, 0 if message.process is not None else message.outside or 0
     if unknown > max(short, _MUCH_OUTSIDE * (message.total or 0)) or (message.others or 0) >= max(short, 1):
         return "what others hold would be enough for it"
@@ -118,7 +118,7 @@ def _too_much(message: OomMessage) -> str:
 
 
 def _remedy(message: OomMessage) -> str:
-    """Return the allocator's setting against fragmentation that this back end and release have."""
+    """Return the allocator setting against fragmentation that this backend and release have."""
     if message.old:
         name = "PYTORCH_HIP_ALLOC_CONF" if message.source == "HIP" else "PYTORCH_CUDA_ALLOC_CONF"
         return f"set {name}=max_split_size_mb:512 (torch before 2.1 has no expandable segments)"
@@ -156,7 +156,7 @@ def size_text(size: int | None) -> str:
     return f"{size} B"
 
 
-# A snapshot at its out-of-memory error: held bytes, judged by the frames that allocated them.
+# A snapshot at its out-of-memory error: held bytes, classified by the frames that allocated them.
 
 OPTIMIZER = "optimizer states and temporaries"
 GATHERED = "gathered parameters, all-gather buffers"
@@ -179,10 +179,10 @@ _BYTES = {name: f"{name}_bytes" for name in ("allocated", "reserved", "split", "
 
 @dataclass(frozen=True)
 class SnapshotOom(Record, **_BYTES, growth="alive_by_age_bytes"):
-    """A snapshot's last out-of-memory error; bytes. None, empty: the history does not say.
+    """The last out-of-memory error of a snapshot, in bytes. None or empty: the history does not say.
 
-    held: by category. lines: by the user's line that allocated, largest first. growth: bytes alive that were
-    made in each tenth of the history, oldest first.
+    held: by category. lines: by the user's line that allocated, largest first. growth: bytes alive by the
+    tenth of the history in which they were allocated, oldest first.
     """
 
     device: int
@@ -250,13 +250,13 @@ def _at_oom(totals: snapshots.SnapshotAnalysis, history: Sequence[Mapping[str, A
 
 
 def _free(entry: Mapping[str, Any]) -> int | None:
-    """Return the device's free bytes of an `oom`, which torch writes into `addr` (older) or `device_free`."""
+    """Return the device's free bytes of an `oom` entry: `addr` in older torch, `device_free` in newer."""
     free = entry.get("device_free", entry.get("addr"))
     return None if free is None else int(free)
 
 
 def _category(frames: Sequence[Mapping[str, Any]]) -> str:
-    """Return the category by the frames, innermost first: a caller outweighs a frame of autograd's."""
+    """Return the category from the frames: function names first, then files, optimizer before autograd."""
     names = [(str(frame.get("filename", "")), str(frame.get("name", ""))) for frame in frames]
     for category, words in _FUNCTIONS:
         if any(word in name for _, name in names for word in words):

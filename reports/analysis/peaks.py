@@ -1,7 +1,7 @@
-"""Peaks of links and chips, which achieved rates are held against.
+"""Peaks of links and chips, the reference for achieved rates.
 
-A ring inside a node is bound by NVLink; one through several nodes by the NICs of a node, of which it uses a
-rail for each GPU that takes part:
+NVLink limits a ring inside a node; the NICs of a node limit a ring through several nodes, which uses one rail
+for each GPU that takes part:
 
     ranks 0..7 on one node        inside_node
     ranks 0,8,16 on three nodes   one rail: between_nodes / gpus_per_node
@@ -16,14 +16,14 @@ from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.readers import Trace
 
 ANY_DEVICE = ""
-"""Instead of a device's name: these links, or this chip, whatever the trace says."""
+"""Key that replaces a device's name: these links, or this chip, whatever the trace says."""
 
 
 @dataclass(frozen=True)
 class Links:
     """The links of a cluster's nodes, bytes per second of bus bandwidth; `between_nodes`: all NICs of a node.
 
-    name: of the hardware profile that says so.
+    name: the hardware profile that defines them.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Links:
     between_nodes: float
 
     def roof(self, ranks: tuple[int, ...] | None, size: int | None) -> float | None:
-        """Return the peak (bytes/s) of a collective among these ranks, or of `size` ranks side by side."""
+        """Return the peak (bytes/s) of a collective among these ranks, or of `size` adjacent ranks."""
         count = (size or 0) if ranks is None else len(ranks)
         if count < 2:
             return None
@@ -48,7 +48,7 @@ class Links:
 
 
 def links_of(trace: Trace, known: Mapping[str, Links]) -> Links | None:
-    """Return the links of any device, else of the trace's label, else those `known` for its device's name."""
+    """Return the links for any device, else those in the trace's label, else those `known` by device name."""
     if ANY_DEVICE in known:
         return known[ANY_DEVICE]
     hardware = (trace.simulated or {}).get("hardware")
@@ -73,16 +73,16 @@ def _read(name: str, links: Mapping[str, Any]) -> Links | None:
 
 @dataclass(frozen=True)
 class Chip:
-    """name: of the hardware profile that says so.  peak_flops: dense FLOP/s by compute type (bf16, fp16,
-    tf32, fp32, ...).  memory_bandwidth: bytes per second."""
+    """Peak rates of a chip. name: the hardware profile that defines them.  peak_flops: dense FLOP/s by
+    compute type (bf16, fp16, tf32, fp32, ...).  memory_bandwidth: bytes per second."""
 
     name: str
     peak_flops: Mapping[str, float]
     memory_bandwidth: float
 
     def roof(self, flops: float | None, size: float | None, kind: str) -> tuple[float | None, str | None]:
-        """Return the ns that these FLOPs of type `kind` and `size` bytes of memory take at the peak, and
-        which of them binds; None where that is not known."""
+        """Return the ns that these FLOPs of type `kind` and `size` bytes of memory traffic take at the peak,
+        and which of the two is the limit; None if unknown."""
         peak = self.peak_flops.get(kind)
         if (flops is not None and peak is None) or not (flops or size):
             return None, None
@@ -91,8 +91,8 @@ class Chip:
 
 
 def chip_of(trace: Trace, known: Mapping[str, Chip]) -> Chip | None:
-    """Return the chip known for any device, else the one that the trace's own label describes, else that
-    known by the label's name or by the first device's."""
+    """Return the chip known for any device, else the one that the trace's own label describes, else the one
+    known by the label's or a device's name."""
     if ANY_DEVICE in known:
         return known[ANY_DEVICE]
     hardware = (trace.simulated or {}).get("hardware")
@@ -103,7 +103,7 @@ def chip_of(trace: Trace, known: Mapping[str, Chip]) -> Chip | None:
 
 
 def described(hardware: Mapping[str, Any]) -> Chip | None:
-    """Return the chip whose peaks a description of hardware has; None where it has none."""
+    """Return the chip with the peaks in a description of hardware; None if it has none."""
     try:
         peaks = {str(kind): float(peak) for kind, peak in hardware["peak_flops"].items()}
         found = Chip(str(hardware["name"])[:200], peaks, float(hardware["memory_bytes_per_s"]))
@@ -113,7 +113,7 @@ def described(hardware: Mapping[str, Any]) -> Chip | None:
 
 
 def compute_type(input_type: str, kernel: str) -> str | None:
-    """Return the type in which a product is computed, by that of its inputs and its kernel's name."""
+    """Return the type in which a product is computed, from its input type and its kernel's name."""
     found = PATTERNS["compute"].get(input_type.lower().removeprefix("c10::"))
     if found == "fp32" and ("tf32" in kernel.lower() or "s1688" in kernel):
         return "tf32"

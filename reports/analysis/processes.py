@@ -1,4 +1,4 @@
-"""Several processes that analyse traces: how many, how they end, and what they hand to others."""
+"""Parallel analysis of traces: how many processes, how they end, and how they pass on their results."""
 
 import os
 import pickle
@@ -17,17 +17,17 @@ from fsdpbench.reports.analysis.model import RankAnalysis
 from fsdpbench.reports.readers import Trace
 
 _UNPACKS_TO = 15
-"""Bytes of JSON from a byte of gzip; Kineto's traces shrink to a twelfth or less."""
+"""Bytes of JSON per byte of gzip; Kineto's traces shrink to a twelfth or less."""
 _MEMORY_A_BYTE = 3
-"""Bytes of memory that analysing a byte of JSON takes at most (measured: 2 on a million events)."""
+"""Peak bytes of memory for analyzing a byte of JSON (measured: 2 on a million events)."""
 _MEMORY_A_PROCESS = 200 << 20
 _WORTH_BYTES = 100 << 20
-"""Below so much JSON in all, starting processes costs more than it saves."""
+"""Total bytes of JSON below which starting processes costs more than it saves."""
 
 
 def suitable_processes(files: Sequence[Path]) -> int:
-    """Return the number of processes to read `files` with, at least 1: they have the processors that this one
-    may use, and half of the memory that is free."""
+    """Return the number of processes to read `files` with, at least 1: at most the processors available to
+    this process, and as many as fit into half of the free memory."""
     sizes = [_unpacked(file) for file in files]
     if len(sizes) < 2 or sum(sizes) < _WORTH_BYTES:
         return 1
@@ -37,7 +37,7 @@ def suitable_processes(files: Sequence[Path]) -> int:
 
 @contextmanager
 def interruptions_held() -> Iterator[None]:
-    """Hold SIGINT while processes start: interrupted before it listens, one would print a traceback."""
+    """Block SIGINT while processes start: one interrupted before it is ready would print a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
         yield
@@ -46,8 +46,8 @@ def interruptions_held() -> Iterator[None]:
 
 
 def end_with_the_caller() -> None:
-    """Make a process that reads traces end silently when interrupted, and when its caller ends: it would wait
-    for the caller's next trace."""
+    """Make a trace-reading process end silently when it is interrupted, and when its caller ends: otherwise
+    it would wait for the caller's next trace."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     caller = parent_process()
@@ -61,7 +61,7 @@ def end_with_the_caller() -> None:
 
 
 def free_memory() -> int:
-    """Return the bytes of memory that are free or can be made so."""
+    """Return the bytes of memory that are free or reclaimable."""
     found = proc_figure("meminfo", "MemAvailable:")
     return found << 10 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -79,18 +79,18 @@ def _unpacked(file: Path) -> int:
     return size * (_UNPACKS_TO if packed else 1)
 
 
-# Analysed traces, packed for the page: reading the file again takes ten times as long. They are pickles, so
-# they come from the memory of our own processes alone, never from a file of a run folder. A trace is known by
-# its file, which may be moved meanwhile, but not changed.
+# Analyzed traces, packed for the page: reading the file again takes ten times as long. They are pickles, so
+# they come only from the memory of our own processes, never from a file of a run folder. A trace is
+# identified by its file, which may be moved in between but not changed.
 
 Kept = dict[tuple[int, int, int], bytes]
-"""Packed, by the file's number, size and time of change."""
+"""Packed traces, by the file's inode, size and modification time."""
 
 _QUICK = 1
 
 
 def pack(trace: Trace, rank: RankAnalysis) -> bytes:
-    """Return a trace and its analysis packed for `kept`. Raises `OSError` where the trace's file is gone."""
+    """Return a trace and its analysis packed for `kept`. Raises `OSError` if the trace's file is gone."""
     packed = zlib.compress(pickle.dumps((trace, rank), pickle.HIGHEST_PROTOCOL), _QUICK)
     return pickle.dumps((_identity(trace.path), packed), pickle.HIGHEST_PROTOCOL)
 
@@ -101,7 +101,7 @@ def kept(records: Iterable[bytes]) -> Kept:
 
 
 def unpack(path: Path, kept: Kept) -> tuple[Trace, RankAnalysis] | None:
-    """Return the trace at `path` and its analysis, as `analyze_trace` makes it; None where it is not kept."""
+    """Return the trace at `path` and its analysis, as from `analyze_trace`; None if it is not kept."""
     try:
         packed = kept.get(_identity(path)) if kept else None
     except OSError:
@@ -113,7 +113,7 @@ def unpack(path: Path, kept: Kept) -> tuple[Trace, RankAnalysis] | None:
 
 
 def part_of(path: Path, kept: Kept) -> Kept:
-    """Return the kept part of one trace, to be handed to another process."""
+    """Return the kept entry of one trace, to pass it to another process."""
     try:
         identity = _identity(path)
     except OSError:

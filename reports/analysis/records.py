@@ -1,4 +1,4 @@
-"""Records of the analysis: integers inside, plain values for JSON.
+"""Records of the analysis: integers in Python, plain values in JSON.
 
 class Retry(Record, time="", calls="driver_calls"):      {"step": 3, "driver_calls": 2, "cost_s": 0.001}
     time: Ns                                             left out
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 Ns: TypeAlias = int
-"""Nanoseconds. In JSON a field of this type is in seconds, with `_s` behind its name."""
+"""Nanoseconds. In JSON a field of this type is in seconds, and its name ends in `_s`."""
 
 _IS_TIME = re.compile(r"\bNs\b")
 
@@ -27,7 +27,7 @@ def seconds(ns: int) -> float:
 
 
 class Record:
-    """A dataclass that is written as its fields: by name, or as the arguments of its class rename them."""
+    """A dataclass that converts to its fields; class arguments rename fields, or drop them if empty."""
 
     _keys: ClassVar[Mapping[str, str]] = {}
 

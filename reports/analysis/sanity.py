@@ -1,7 +1,7 @@
-"""The gate before the figures: can this trace be believed?
+"""Checks whether a trace can be trusted, made before any figure is computed.
 
-Each finding is a line; some are only reported, others mean that times or counts are wrong, and then the
-rank is not `trusted`.
+Each finding is a line. Some are only reported; others mean that times or counts are wrong, and then the rank
+is not `trusted`.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from fsdpbench.reports.analysis.windows import STEP, Window
 from fsdpbench.reports.readers import Category, Trace
 
 OVERLAP_TOLERANCE_NS = 1000
-"""Kernels of one stream may seem to overlap by this much: older profilers write whole microseconds."""
+"""Kernels of one stream may appear to overlap by this much: older profilers write whole microseconds."""
 OVERLAPPING_SHARE = 0.01
-"""Share of the kernels' time from which overlapping ones are a doubt."""
+"""Share of the kernels' time from which overlap is a doubt."""
 LONGEST_NS = 24 * 3600 * 10**9
-"""No recording lasts for a day: one that seems to has damaged time stamps."""
+"""No recording lasts a day: a longer one has damaged time stamps."""
 LOST_LAUNCH_SHARE = 0.01
-"""Share of the launches from which missing kernels are a doubt."""
+"""Share of launches from which missing kernels are a doubt."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Doubts, which take the trust away, and remarks; without `overlap_known` the overlap is unknown."""
+    """Doubts, any of which makes the trace untrusted, and remarks. `overlap_known`: overlap is visible."""
 
     doubts: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -93,7 +93,7 @@ def _overlapping_kernels(trace: Trace) -> tuple[list[str], list[str]]:
 
 
 def _lost_kernels(trace: Trace) -> list[str]:
-    """Return a line if launches lack their kernels: buffers of the profiler overflowed, or it was thinned."""
+    """Return a line if launches lack their kernels: profiler buffers overflowed, or the trace was thinned."""
     events = trace.events
     calls = trace.rows_named(PATTERNS["launches"].__contains__, Category.RUNTIME)
     calls = calls[events.correlation[calls] > 0]
@@ -137,7 +137,7 @@ def _span(trace: Trace) -> list[str]:
 
 
 def _crossing_calls(trace: Trace) -> list[str]:
-    """Return a line if calls of one thread cross: they are nested or apart unless times are wrong."""
+    """Return a line if calls of one thread cross: calls nest or are disjoint unless times are wrong."""
     events = trace.events
     steps = trace.rows_named(STEP.match, Category.USER_ANNOTATION)
     rows = np.concatenate([trace.rows(Category.CPU_OP), steps])
@@ -145,7 +145,7 @@ def _crossing_calls(trace: Trace) -> list[str]:
     parent = index_spans(events.lane[rows], start, end).parents_by_row()
     inside = parent != NOTHING
     beyond = np.where(inside, end - end[parent], 0)
-    # What begins at its parent's end follows it.
+    # An event that begins at its parent's end follows it.
     beyond = np.where(end[parent] - start > OVERLAP_TOLERANCE_NS, beyond, 0)
     count = int((beyond > OVERLAP_TOLERANCE_NS).sum())
     if not count:

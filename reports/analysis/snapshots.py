@@ -1,13 +1,13 @@
-"""Memory snapshots of CUDA's caching allocator: what `torch.cuda.memory._dump_snapshot(file)` writes.
+"""Memory snapshots of CUDA's caching allocator, as `torch.cuda.memory._dump_snapshot(file)` writes them.
 
 A snapshot is a pickle of plain lists, dictionaries, strings and numbers (torch/cuda/memory.py documents
-them): the segments as they are at the end, and, if history was recorded, every action of the allocator
-before.  The totals at the end are known, so the curves follow backwards from there:
+them): the segments at the end and, if history was recorded, every earlier action of the allocator.
+The totals at the end are known, so the curves are computed backwards from there:
 
     actions   alloc 5   alloc 3   free 5   | end: segments hold 9
     totals         11       14        9    |      (6 were there before the history began)
 
-Unpickling is kept from creating anything but plain values, so that a file from elsewhere can run no code.
+Unpickling creates only plain values, so that a file from elsewhere cannot run code.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,11 +45,11 @@ class Holder:
 class SnapshotAnalysis:
     """One device's memory; bytes.
 
-    allocated, active, reserved: at the end; the peaks are those of the history, or the end's without one.
-    rounding: allocated beyond what was asked for.  split: free bytes in segments that are partly in use,
-    which cannot be given back to the device (fragmentation).  largest_free: the largest free block.
+    allocated, active, reserved: at the end; peaks: of the history, or at the end without one.
+    rounding: bytes allocated beyond the requested sizes.  split: free bytes in segments that are partly in
+    use, which cannot be returned to the device (fragmentation).  largest_free: the largest free block.
     holders: what was alive at the peak of `allocated`, by the line that allocated it, largest first.
-    ooms: bytes asked for, of every failure.  allocated_curve: the history, int64.
+    ooms: bytes requested, for each failure.  allocated_curve: bytes over the history, int64.
     """
 
     path: Path
@@ -82,13 +82,13 @@ class SnapshotAnalysis:
 
 
 def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[SnapshotAnalysis]:
-    """Read and analyse a snapshot file: one result for each device that has memory or history.
+    """Read and analyze a snapshot file; return one result for each device that has memory or history.
 
     Args:
-        limits: how much the file may ask for, as for `read_trace`; of them `unpacked` is its size.
+        limits: limits on the file, as for `read_trace`; its size must not exceed `unpacked`.
 
     Raises:
-        TraceError: the file cannot be read, is not a pickle of plain values, no snapshot, or too large.
+        TraceError: the file cannot be read, is not a snapshot (a pickle of plain values), or is too large.
     """
     path = Path(path)
     document = load_snapshot(path, limits)
@@ -111,7 +111,7 @@ def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[S
 
 
 def load_snapshot(path: Path, limits: TraceLimits | None = None) -> JsonObject:
-    """Return the plain values of a snapshot file: `segments` and, where there is a history, `device_traces`.
+    """Return the plain values of a snapshot file: `segments`, and `device_traces` if it has a history.
 
     Raises:
         TraceError: as `read_snapshot`.
@@ -175,7 +175,7 @@ def _analyze(
 
 
 def _size(value: Any) -> int:
-    """Return bytes. Raises ValueError where the value cannot be a size."""
+    """Return bytes. Raises ValueError if the value cannot be a size."""
     size = int(value)
     if not 0 <= size <= _MOST_BYTES:
         raise ValueError(f"{str(size)[:40]} bytes cannot be")
@@ -192,7 +192,7 @@ def _curve(history: Sequence[Mapping[str, Any]], signs: Mapping[str, int], end: 
 
 
 def alive_after(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return the allocations that are alive after these actions, each with its place among them."""
+    """Return the allocations that are alive after these actions, each with its index among them."""
     alive: dict[int, tuple[int, Mapping[str, Any]]] = {}
     for index, entry in enumerate(history):
         if entry["action"] == "alloc":
@@ -203,7 +203,7 @@ def alive_after(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, Mapping
 
 
 def holders_of(alive: Iterable[tuple[int, Mapping[str, Any]]]) -> list[Holder]:
-    """Return the lines that allocated these, largest first; a history may be without frames."""
+    """Return the lines that made these allocations, largest first; a history may lack frames."""
     sizes: dict[str, list[int]] = {}
     for _, entry in alive:
         sizes.setdefault(own_line(entry.get("frames") or ()), []).append(_size(entry["size"]))
@@ -223,7 +223,7 @@ def _holders(history: Sequence[Mapping[str, Any]], curve: Int64, peak: int) -> t
 
 
 def own_line(frames: Iterable[Mapping[str, Any]]) -> str:
-    """Return the innermost Python frame that is not torch's own, else the innermost of all."""
+    """Return the innermost Python frame outside torch, else the innermost frame."""
     first = None
     for frame in frames:
         name = str(frame.get("filename", "?"))

@@ -1,20 +1,20 @@
-"""Waiting for slow ranks apart from transfer, from the traces of several ranks.
+"""Waiting for slow ranks, separated from transfer time, from the traces of several ranks.
 
-A collective runs on every rank of its communicator until the last one has joined and the data are there.
-The rank that comes last waits for no other, so its duration is the transfer alone; the others' excess over
-it is waiting:
+A collective runs on every rank of its communicator until the last one has joined and the data have arrived.
+The last rank waits for no other, so its duration is the transfer alone; the excess of the others' durations
+over it is waiting:
 
     rank 0   |== waiting ===|= transfer =|
     rank 1          |= w ===|= transfer =|
     rank 2                  |= transfer =|   <- the straggler
 
 Only durations are compared, so the ranks' clocks need not agree.  On a mesh each rank is in several
-communicators, and lateness travels: a rank that was held up in one comes late to the other.  So what a rank
-waited elsewhere since its last collective of the same communicator, beyond what the waiting rank did, is not
-its fault: that blame is passed on to those whom it waited for.
+communicators, and lateness spreads: a rank delayed in one is late in the other.  So the time that the last
+rank waited elsewhere since its previous collective of this communicator, beyond what the waiting rank
+waited there, is not its fault: the ranks that it waited for caused the delay.
 
     shard group 2,3        rank 2  |== waits for 3 ==|
-    replicate group 0,2    rank 0       |== waits for 2 ==|        <- for 3, in truth
+    replicate group 0,2    rank 0       |== waits for 2 ==|        <- in fact for 3
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.readers.trace import Float64, Int8, Int64
 
 NAMED_FROM = 0.6
-"""Share of all waiting that a rank must cause to be named the straggler."""
+"""Share of all waiting that a rank must cause to be reported as the straggler."""
 WORTH_NAMING = 0.01
-"""Share of the time that the ranks must wait on average for a straggler to be worth a name."""
+"""Share of the time that ranks must wait on average for a straggler to be reported."""
 
 
 @dataclass(frozen=True, eq=False)
 class CollectiveDurations:
-    """One rank's collectives in order of their launch: type (as in `COLLECTIVE_TYPES`), full buffer's bytes
-    (-1 unknown), duration in ns, and communicator (index into `groups`, which are the same text on all ranks
-    of one; "" where the trace does not tell)."""
+    """One rank's collectives in launch order: type (as in `COLLECTIVE_TYPES`), bytes of the full buffer
+    (-1 unknown), duration in ns, and communicator (index into `groups`; all ranks of a communicator have the
+    same text for it; "" if the trace does not say)."""
 
     kind: Int8
     message: Int64
@@ -69,11 +69,11 @@ class Waiting(
     groups="communicators",
     unmatched="unmatched_communicators",
 ):
-    """Who waited for whom.
+    """Which ranks waited, and for which.
 
-    waited: ns by rank, over all collectives that could be matched (`matched`).  caused: by rank, the share of
-    all waiting that goes back to it.  straggler: the rank that causes most of it.  unmatched: communicators
-    whose ranks' collectives differ in number or type.
+    waited: ns by rank, over all matched collectives (`matched`).  caused: by rank, the share of all waiting
+    that it causes.  straggler: the rank that causes most of it.  unmatched: communicators whose ranks'
+    collectives differ in number or type.
     """
 
     matched: int
@@ -85,7 +85,7 @@ class Waiting(
 
 
 def collective_durations(trace: Trace, activity: Activity) -> CollectiveDurations:
-    """Return the durations of a trace's collectives, in the order in which the CPU asked for them."""
+    """Return the durations of a trace's collectives, in launch order."""
     collectives = activity.collectives
     order = np.argsort(collectives.work.asked(), kind="stable")
     duration = (collectives.work.end - collectives.work.start)[order]
@@ -98,11 +98,11 @@ def collective_durations(trace: Trace, activity: Activity) -> CollectiveDuration
 
 
 def find_waiting(ranks: Mapping[int, CollectiveDurations], time: int) -> Waiting | None:
-    """Return the waiting by rank, or None where no communicator's collectives match between two ranks.
+    """Return the waiting by rank, or None if no communicator's collectives match between two ranks.
 
     Args:
-        ranks: by rank; ranks of one communicator have it under the same text.
-        time: ns, the mean length of the ranks' traced steps together.
+        ranks: by rank; all ranks of a communicator have the same text for it.
+        time: ns, the total length of the traced steps, averaged over ranks.
     """
     found, unmatched = _communicators(ranks)
     if not found:
@@ -122,8 +122,8 @@ def find_waiting(ranks: Mapping[int, CollectiveDurations], time: int) -> Waiting
 
 @dataclass(frozen=True, eq=False)
 class _Communicator:
-    """A communicator whose collectives match. `rows`: of each member's table, one a collective; `waits`: ns,
-    members x collectives."""
+    """A communicator whose collectives match. `rows`: each member's table rows, one per collective; `waits`:
+    ns, members x collectives."""
 
     name: str
     members: tuple[int, ...]
@@ -136,7 +136,7 @@ class _Communicator:
 
 
 def _communicators(ranks: Mapping[int, CollectiveDurations]) -> tuple[list[_Communicator], list[str]]:
-    """Return communicators of at least two ranks whose collectives match, and the names of the unmatched."""
+    """Return the communicators of two or more ranks whose collectives match, and the names of the others."""
     found: list[_Communicator] = []
     unmatched: list[str] = []
     for name in dict.fromkeys(name for each in ranks.values() for name in each.groups):
@@ -168,14 +168,14 @@ def _alike(tables: Sequence[tuple[CollectiveDurations, Int64]]) -> bool:
 def _blame(
     communicators: Sequence[_Communicator], numbers: Sequence[int], ranks: Mapping[int, CollectiveDurations]
 ) -> Float64:
-    """Return the ns of waiting that go back to each rank."""
+    """Return the ns of waiting that each rank causes."""
     place = {number: index for index, number in enumerate(numbers)}
     if len(communicators) == 1:
         only = communicators[0]
         latest = np.array([place[number] for number in only.members])[np.argmin(only.waits, axis=0)]
         sums = np.bincount(latest, weights=only.waits.sum(axis=0), minlength=len(numbers))
         return sums.astype(np.float64)
-    # Row r: whom rank r has waited for so far, ns by culprit; `last`: the same after its last turn in each.
+    # Row r: ns that rank r has waited, by culprit; `last`: the same after its last turn in each communicator.
     owed = np.zeros((len(numbers), len(numbers)))
     last = {each.name: np.zeros((len(each.members), len(numbers))) for each in communicators}
     for which, turn in _in_order(communicators, ranks):
@@ -198,8 +198,8 @@ def _blame(
 def _in_order(
     communicators: Sequence[_Communicator], ranks: Mapping[int, CollectiveDurations]
 ) -> list[tuple[int, int]]:
-    """Return (communicator, number of its collective) in an order that is every rank's own. Where ranks issue
-    in different orders, the communicators' order decides."""
+    """Return (communicator, number of its collective) in an order that agrees with that of every rank. If
+    ranks issue in different orders, the order of communicators decides."""
     queues: dict[int, list[tuple[int, int]]] = {}
     for number in ranks:
         own = [

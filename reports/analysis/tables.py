@@ -1,8 +1,8 @@
-"""All tables of what ran within the steps: totals by name, kernels that Inductor fused, counts of copies.
+"""Tables of what ran within the steps: totals by name, kernels that Inductor fused, counts of copies.
 
-A fused kernel's name, `triton_poi_fused__to_copy_add_7`, holds how the kernel goes over its data (`poi`), the
-operators that were fused, sorted, and a number, which a second graph counts again. Kernels of the same
-operators are one group.
+A fused kernel's name, `triton_poi_fused__to_copy_add_7`, contains the kind of kernel (`poi`: pointwise), the
+fused operators, sorted, and a number that starts again in each graph. Kernels of the same operators are one
+group.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def work_tables(
     """Return tables of the kernels, operators, modules and devices of `trace` within the steps' `windows`.
 
     Args:
-        activity: of the trace: its work.
-        chip: whose peak the rates are held against, where it is known.
+        activity: the activity of the trace.
+        chip: the chip whose peak the rates are compared with, if known.
     """
     on_device = activity.kind == "gpu"
-    # Own times first: an operator that reaches out of a step takes what is in it along.
+    # Own times first: an operator, and operators inside it, may extend beyond a step.
     whole = activity.work
     every = whole.end - whole.start if on_device else _own_times(trace, whole)
     inside = containing([window.mark for window in windows], whole.asked()) >= 0
@@ -73,7 +73,7 @@ def work_tables(
 
 
 def _own_times(trace: Trace, work: Work) -> Int64:
-    """Return the ns of each operator on a CPU without the operators inside it."""
+    """Return the ns of each operator of a CPU trace, without the operators inside it."""
     parents = index_spans(trace.events.lane[work.row], work.start, work.end).parents_by_row()
     duration = work.end - work.start
     own = duration.copy()
@@ -110,13 +110,13 @@ def _by_name(trace: Trace, names: Int32, time: Int64) -> list[tuple[int, NameTot
         (number, NameTotal(trace.names[number], int(counts[number]), int(times[number])))
         for number in np.flatnonzero(counts).tolist()
     ]
-    # By name where times are equal: numbers of names follow the order of events in the file.
+    # Ties by name: numbers of names follow the order of events in the file.
     return sorted(found, key=lambda pair: (-pair[1].time, pair[1].name))
 
 
 def _rates(work: Work, names: Int32, calls: Sequence[CallGroup], activity: Activity) -> dict[int, Rate]:
-    """Return rates by number of the name: known work of the operators whose longest kernel it is, and of
-    collectives by their wire bytes against the links' peak."""
+    """Return rates by the number of the name: the known work of operators whose longest kernel has the name,
+    and of collectives the wire bytes against the links' peak."""
     rates: dict[int, Rate] = {}
     duration = work.end - work.start
     for call in calls:
@@ -133,7 +133,7 @@ def _rates(work: Work, names: Int32, calls: Sequence[CallGroup], activity: Activ
         for number in np.flatnonzero(work.is_communication).tolist()
         if int(work.row[number]) in sent
     ]
-    # By size: floating-point sums depend on their order, and the order of events in a file has no meaning.
+    # Sorted, because floating-point sums depend on their order, and a file's order of events is arbitrary.
     for name, wire, roof, time in sorted(sums):
         least = wire / roof * 1e9 if roof else None
         rates[name] = rates.get(name, Rate()) + Rate(time, None, wire, least)
@@ -183,10 +183,10 @@ def family_of(name: str, is_communication: bool, is_copy: bool) -> str:
     return next((family for family, pattern in _FAMILIES if pattern.search(name)), "other")
 
 
-# Time by module, where the profiler records them (`with_modules` or `with_stack`).
+# Time by module, if the profiler records modules (`with_modules` or `with_stack`).
 # A kernel belongs to the innermost module whose forward was running on the thread that launched it. Backward
-# runs on autograd's thread, outside of every module's frame, so these are the times of forward (and of what
-# is recomputed there).
+# runs on autograd's thread, outside every module's frame, so these are the times of forward (recomputed
+# forwards included).
 
 _INSTANCE = re.compile(r"^nn\.Module: (.+?)(_\d+)?$")
 MOST_CLASSES = 500
@@ -196,8 +196,8 @@ def module_totals(trace: Trace, work: Work, time: Int64, total: int) -> tuple[Mo
     """Return totals by class of modules, the longest first.
 
     Args:
-        work, time: the events within the steps, and ns of each of them.
-        total: ns of all of it.
+        work, time: the events within the steps, and the ns of each.
+        total: the ns of all of them.
     """
     rows = trace.rows(Category.MODULE)
     if not len(rows):
@@ -219,7 +219,7 @@ def module_totals(trace: Trace, work: Work, time: Int64, total: int) -> tuple[Mo
         owned[kind] += ns
         around, climbed = number, set()
         while ns and around != NOTHING:
-            if classes[around] not in climbed:  # of a class inside itself the outer one counts
+            if classes[around] not in climbed:  # of nested modules of one class only the outer one counts
                 climbed.add(classes[around])
                 whole[classes[around]] += ns
             around = parents[around]
@@ -233,8 +233,8 @@ def module_totals(trace: Trace, work: Work, time: Int64, total: int) -> tuple[Mo
 
 @dataclass(frozen=True)
 class FusedGroup(Record):
-    """Fused kernels of one origin within the steps. `operators`: as Inductor joins their names. `kernels`:
-    how many different ones; `count`: launches; `time`: ns."""
+    """Fused kernels of the same operators within the steps. `operators`: their names as Inductor joins them.
+    `kernels`: number of different kernels; `count`: launches; `time`: ns."""
 
     kind: str
     operators: str
@@ -260,7 +260,7 @@ def fused_groups(names: Iterable[NameTotal]) -> tuple[FusedGroup, ...]:
 
 
 def moves_only(name: str) -> bool | None:
-    """Return whether a fused kernel computes nothing, only casts and moves data; None for other names."""
+    """Return whether a fused kernel only casts and moves data, without computing; None for other names."""
     match = _FUSED.match(name)
     if match is None:
         return None
@@ -287,19 +287,19 @@ def name_totals(trace: Trace, activity: Activity, windows: Sequence[Window]) -> 
     return tuple(total for _, total in found)
 
 
-# Counts name a regression exactly: an extra copy or a lost wait moves a step by less than noise does on real
-# hardware, and its count by one.
+# Counts identify a regression exactly: an extra copy or a lost wait changes a step's time by less than the
+# noise on real hardware, but its count by one.
 
 _COPY = re.compile(r"copy|clone|CatArray|_cat_|(^|_)stack_", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class WorkCounts:
-    """Over all steps.
+    """Counts over all steps.
 
-    kernels: computation launched (operators on a CPU trace).  copies: those that only move data, with memcpy
-    and memset; by name, and a copy fused into a kernel that computes does not count.  limiter_waits:
-    times that the CPU asked the rate limiter and waited for a mark of it.
+    kernels: computation launched (operators on a CPU trace).  copies: kernels that only move data, by their
+    names, with memcpy and memset; a copy fused into a kernel that computes does not count.  limiter_waits:
+    how often the rate limiter made the CPU wait for an event.
     """
 
     kernels: int = 0
@@ -307,7 +307,7 @@ class WorkCounts:
     limiter_waits: int = 0
 
     def to_dict(self, steps: int = 1) -> dict[str, int | float]:
-        """Return a mean step's counts; whole numbers where steps are alike."""
+        """Return the counts of a mean step; whole numbers if steps are alike."""
         counts = {"kernels": self.kernels, "copies": self.copies, "limiter_waits": self.limiter_waits}
         return {name: n // steps if n % steps == 0 else n / steps for name, n in counts.items()}
 
@@ -316,7 +316,7 @@ def count_work(trace: Trace, activity: Activity, spans: FsdpSpans, windows: Sequ
     """Return counts of everything that was launched inside the marks of the steps' `windows`.
 
     Args:
-        activity, spans: of `trace`: its device work and its FSDP annotations.
+        activity, spans: the device work and the FSDP annotations of `trace`.
     """
     work = activity.work
     marks = [window.mark for window in windows]

@@ -16,14 +16,14 @@ _WORTH_NS = 1000
 
 
 def describe(analysis: Analysis) -> str:
-    """Return a few lines a rank, then lines on the ranks together."""
+    """Return a few lines per rank, then lines about the ranks together."""
     words = {"across": across, "bandwidth": _bandwidth, "count": _count, "held": _held, "idle": _idle}
     figures = {"ms": lambda ns: f"{ns / _MS:.3f}", "mib": lambda size: f"{size / _MIB:.1f}"}
     return rendered_beside(__file__, "text.jinja", analysis=analysis, **words, **figures).rstrip()
 
 
 def across(name: str, summary: RanksSummary) -> list[str]:
-    """Return sentences on the ranks of the configuration `name` together."""
+    """Return sentences about the ranks of the configuration `name` together."""
     place = f"{name}: " if name else ""
     sentences = []
     if len(summary.ranks) > 1:
@@ -52,7 +52,7 @@ def _bandwidth(figures: CollectiveFigures, rank: RankAnalysis) -> str:
 
 
 def _held(memory: MemoryAnalysis) -> list[tuple[str, int]]:
-    """Return what is alive at the peak, the largest first, units of one phase together."""
+    """Return what is alive at the peak, the largest first, with the units of a phase summed up."""
     held: Counter[str] = Counter()
     for each in memory.at_peak:
         unit = re.sub(r"[0-9]+", "*", each.unit or "no unit")
@@ -63,7 +63,7 @@ def _held(memory: MemoryAnalysis) -> list[tuple[str, int]]:
 
 
 def _idle(rank: RankAnalysis) -> str:
-    """Return why the device was idle in a mean step; nothing where it hardly was."""
+    """Return why the device was idle in a mean step; "" if it hardly was."""
     steps = max(len(rank.steps), 1)
     parts = rank.idle_causes.parts().items()
     return ", ".join(

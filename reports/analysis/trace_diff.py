@@ -3,8 +3,8 @@
     before  [compute 10 | exposed 2]         step +3 ms: exposed communication +2, compute only +1
     after   [compute 11 | exposed 4  ]       all-gather +2 ms; `gemm_128` +1 ms; `copy` is new, 4 a step
 
-All figures are of a mean step, so that traces of different lengths can be compared.  Names that only one side
-has are compared with nothing."""
+All figures are per mean step, so that traces of different lengths can be compared.  A name that only one
+side has counts as 0 on the other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Change:
 
 @dataclass(frozen=True)
 class NameChange:
-    """Work under one name in a mean step: how often, and ns in all."""
+    """Work under one name in a mean step: its count and its total ns."""
 
     name: str
     count: Change
@@ -44,8 +44,8 @@ class NameChange:
 class TraceDiff:
     """Two ranks' traces compared. All times in ns of a mean step.
 
-    collectives: by type, count, bytes (where both tell), time and exposed time.  names: all that ran more or
-    less often or long, by how much their time changed.  host: what keeps the CPU.
+    collectives: by type: count, bytes (if both sides know them), time and exposed time.  names: all whose
+    count or time changed, by the change of time.  host: how long the CPU is busy.
     """
 
     before: RankAnalysis
@@ -88,7 +88,7 @@ class TraceDiff:
 
 
 def diff_analyses(before: Analysis, after: Analysis) -> list[TraceDiff]:
-    """Return comparisons of the ranks that both have; of each one's first rank where they share none."""
+    """Return comparisons of the ranks that both have; if they share none, of the first rank of each."""
     old = {rank.rank: rank for rank in reversed(before.ranks)}
     new = {rank.rank: rank for rank in reversed(after.ranks)}
     common = sorted(old.keys() & new.keys())
@@ -123,19 +123,19 @@ def _per_step(rank: RankAnalysis, figures: Mapping[str, int]) -> dict[str, float
 
 
 def _matched(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Change, ...]:
-    """Return a change for every name of either side."""
+    """Return a change for every name on either side."""
     return tuple(Change(n, before.get(n, 0), after.get(n, 0)) for n in dict.fromkeys([*before, *after]))
 
 
 def _units(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
-    """Return exposed time by unit, the largest change first."""
+    """Return changes of exposed time by unit, the largest change first."""
     old, new = ({unit.unit: unit.exposed for unit in rank.units} for rank in (before, after))
     changes = _matched(_per_step(before, old), _per_step(after, new))
     return tuple(sorted((each for each in changes if each.by), key=lambda each: -abs(each.by)))
 
 
 def _collectives(before: RankAnalysis, after: RankAnalysis) -> dict[str, tuple[Change, ...]]:
-    """Return changes by type of collective, of either side; bytes only where both sides know them."""
+    """Return changes by type of collective on either side; bytes only if both sides know them."""
     found: dict[str, tuple[Change, ...]] = {}
     for kind in dict.fromkeys([*before.communication, *after.communication]):
         old, new = (_of_kind(rank, kind) for rank in (before, after))
@@ -183,11 +183,11 @@ def _in_seconds(change: Change) -> dict[str, float]:
 
 _MS = 1e6
 _WORTH_NS = 1000
-"""Changes of time below a microsecond a step are left out."""
+"""Changes of time below a microsecond per step are left out."""
 
 
 def describe_diff(diff: TraceDiff) -> str:
-    """Return lines on the changes (`trace_diff.jinja`): the step first, then its parts."""
+    """Return lines about the changes (`trace_diff.jinja`): the step first, then its parts."""
     text = rendered_beside(
         __file__,
         "trace_diff.jinja",

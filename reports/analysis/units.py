@@ -1,8 +1,8 @@
-"""FSDP units: which unit a collective belongs to, by the annotation around the call that launched it.
+"""FSDP units: the unit of a collective, from the annotation around the call that launched it.
 
-`impl` writes `FSDP::<event> (<unit>)`, torch's FSDP2 `FSDP::all_gather (layers.0)` and the like, its prefetch
+`impl` writes `FSDP::<event> (<unit>)`, torch's FSDP2 `FSDP::all_gather (layers.0)` and, for prefetches,
 `FSDP::backward_prefetch for layers.0`; the innermost annotation around the launch decides. torch's FSDP1
-names no unit: its units are numbered by their order (`fsdp1_units`)."""
+names no units, so they are numbered by their order (`number_units`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EVENT = re.compile(
 )
 
 _OF_NO_UNIT = ("inputs_to_device", "cast_forward_inputs", "cast_forward_outputs")
-"""torch's annotations that never name their unit, whichever it is."""
+"""Annotations of torch that never name their unit."""
 
 ROOT_UNIT = "root"
 LIMITER_WAIT = "limiter_wait"
@@ -56,7 +56,7 @@ class FsdpSpans:
         return len(self.start)
 
     def named(self, *events: str) -> Bool:
-        """Return a mask over the annotations: those of one of these events."""
+        """Return a mask of the annotations of these events."""
         return np.isin(self.event, [number for number, name in enumerate(self.events) if name in events])
 
     def times(self, event: str) -> Intervals:
@@ -66,7 +66,7 @@ class FsdpSpans:
 
 
 def parse_annotation(name: str) -> tuple[str, str] | None:
-    """Return (event, unit) of an FSDP annotation's name, None for other names; no unit is the root."""
+    """Return (event, unit) of an FSDP annotation's name, None for other names; no unit means the root."""
     found = _EVENT.match(name) if name.startswith("FSDP::") else None
     if not found or found["event"] in _OF_NO_UNIT:
         return None
@@ -74,7 +74,7 @@ def parse_annotation(name: str) -> tuple[str, str] | None:
 
 
 def fsdp_spans(trace: Trace) -> FsdpSpans:
-    """Return the trace's annotations; units are in the order in which they first appear."""
+    """Return the trace's annotations; units are in order of first appearance."""
     parsed = trace.parsed_annotations(parse_annotation)
     named = [Annotation(start, end, lane, *words) for words, start, end, lane in parsed]
     found = named or number_units(trace)
@@ -91,7 +91,7 @@ def fsdp_spans(trace: Trace) -> FsdpSpans:
 
 
 def _rank(event: str) -> int:
-    """Return which of two events of equal times is outside: hooks call prefetches, and those the rest."""
+    """Return the nesting order of events with equal times: hooks enclose prefetches, and these the rest."""
     if event.startswith("root_"):
         return 0
     if event.startswith(("pre_", "post_")):
@@ -100,7 +100,7 @@ def _rank(event: str) -> int:
 
 
 def unit_of(spans: FsdpSpans, lane: Int32, time: Int64) -> Int32:
-    """Return for each launch (lane, ns) the index into `spans.units`, MISSING where none encloses it."""
+    """Return for each launch (lane, ns) the index into `spans.units`, MISSING if none encloses it."""
     found = spans.index.innermost(lane, time)
     unit = np.full(len(time), MISSING, np.int32)
     known = found != NOTHING
@@ -108,18 +108,18 @@ def unit_of(spans: FsdpSpans, lane: Int32, time: Int64) -> Int32:
     return unit
 
 
-# Spans of one thread nest, as calls do; so the innermost span around a point is the last one to begin before
+# Spans of one thread nest, like calls; so the innermost span around a point is the last one to begin before
 # it, or one of that span's ancestors:
 #     |--------- a ----------|
 #        |-- b --|   |- c -|
-#              ^ b      ^ c  ^ a        (after c: the last to begin is c, which has ended; its parent a holds)
+#              ^ b      ^ c  ^ a        (after c: the last to begin is c, but it has ended; its parent is a)
 
 NOTHING = -1
 
 
 @dataclass(frozen=True, eq=False)
 class SpanIndex:
-    """Spans sorted by lane, start and (longest first) end; `row` says which row of the input each was."""
+    """Spans sorted by lane, start and (longest first) end; `row`: each span's row in the input."""
 
     lane: Int64
     start: Int64
@@ -138,7 +138,7 @@ class SpanIndex:
             at = time[points]
             span = low + np.searchsorted(self.start[low:high], at, side="right") - 1
             span[span < low] = NOTHING
-            # Climb until the span reaches far enough; nesting is a few levels deep.
+            # Climb until the span reaches the time; nesting is a few levels deep.
             while True:
                 ended = (span != NOTHING) & (self.end[span] < at)
                 if not ended.any():
@@ -158,9 +158,9 @@ class SpanIndex:
 def index_spans(
     lane: Int32 | Int64, start: Int64, end: Int64, rank: Int32 | Int64 | None = None
 ) -> SpanIndex:
-    """Sort the spans and find each one's parent: the innermost earlier one that has not ended.
+    """Sort the spans and find the parent of each: the innermost earlier one that has not ended.
 
-    Of spans that begin and end together the one of lower `rank` is outside; without ranks the earlier row.
+    Of spans that begin and end together, the one of lower `rank` is outside; without ranks, the earlier row.
     """
     order = np.lexsort((-end, start, lane) if rank is None else (rank, -end, start, lane))
     parent = np.full(len(order), NOTHING, np.int64)
@@ -177,16 +177,16 @@ def index_spans(
     return SpanIndex(lane, start, end, parent, order.astype(np.int64))
 
 
-# Units of torch's FSDP1, whose annotations do not name them: they follow from the order of the hooks.
+# Units of torch's FSDP1, whose annotations do not name them: the order of the hooks identifies them.
 #
 #     forward (root) > _pre_forward _post_forward of each unit, in order          unit.0 unit.1 ... unit.n
 #     _pre_backward_hook, in the reverse order of the units' _post_forward        root unit.n ... unit.0
 #     _post_backward_hook, in the reverse order of the units' _pre_forward        unit.n ... unit.0 root
 #
 # One such round is one forward and backward of the model.  A prefetch is for the unit whose turn is next.
-# The annotations get the names of FSDP2's events, so that the rest of the analysis is written once.
-# Backward is left unnamed where it has another number of hooks than forward had units (frozen units, several
-# losses).
+# The annotations get the names of FSDP2's events, so that the rest of the analysis handles both alike.
+# Backward stays unnamed if its number of hooks differs from the number of units in forward (frozen units,
+# several losses).
 
 _PREFIX = "FullyShardedDataParallel."
 _FORWARD = "forward"
@@ -212,7 +212,7 @@ class Annotation:
 
 
 def number_units(trace: Trace) -> list[Annotation]:
-    """Return all annotations whose unit was found, by their start."""
+    """Return all annotations whose unit was found, by start."""
     found = [each for spans in _rounds(_spans(trace)) for each in _name_round(spans)]
     return sorted(found, key=lambda each: (each.start, -each.end))
 
@@ -229,10 +229,10 @@ def _spans(trace: Trace) -> list[Annotation]:
 
 
 def _rounds(spans: list[Annotation]) -> list[list[Annotation]]:
-    """Return the spans by round: one begins with each forward of the outermost unit.
+    """Return the spans by round; each forward of the outermost unit begins a round.
 
-    A checkpointed unit runs its forward again in backward; that one encloses no other unit's, as the
-    outermost one does (unless the model is one unit).
+    A checkpointed unit runs its forward again in backward; such a forward encloses no other unit's forward,
+    unlike the outermost one (unless the model is one unit).
     """
     forwards = [span for span in spans if span.event == _FORWARD]
     outermost: list[Annotation] = []
@@ -263,7 +263,7 @@ def _name_round(spans: list[Annotation]) -> list[Annotation]:
     for hooks, order in (
         (first["_pre_forward"], names),
         (first["_post_forward"], by_end),
-        (later["_pre_forward"], backwards[1:]),  # Of checkpointed units, run again.
+        (later["_pre_forward"], backwards[1:]),  # Recomputed by checkpointing.
         (later["_post_forward"], backwards[1:]),
         (later["_pre_backward_hook"], backwards),
         (later["_post_backward_hook"], names[::-1]),
@@ -275,7 +275,7 @@ def _name_round(spans: list[Annotation]) -> list[Annotation]:
 
 
 def _of_turn(hook: Annotation, order: list[str], place: int, inner: list[Annotation]) -> list[Annotation]:
-    """Return one hook's annotations: itself, spans inside it, the wait for its all-gather at its end."""
+    """Return one hook's annotations: itself, spans inside it, and at its end the wait for its all-gather."""
     event, unit = _NAMES[hook.event], order[place]
     found = [Annotation(hook.start, hook.end, hook.lane, event, unit)]
     following = order[place + 1] if place + 1 < len(order) else unit
@@ -287,7 +287,7 @@ def _of_turn(hook: Annotation, order: list[str], place: int, inner: list[Annotat
             target = following if ahead else unit
             found.append(Annotation(span.start, span.end, span.lane, _NAMES[span.event], target))
     if event in _GATHERING:
-        # FSDP1 marks no wait; its streams wait for one another as the hook ends.
+        # FSDP1 marks no wait; its streams wait for each other when the hook ends.
         found.append(Annotation(hook.end, hook.end, hook.lane, WAIT, unit))
     return found
 
@@ -304,13 +304,13 @@ _OPENS = {"pre_forward": "forward", "pre_backward": "backward"}
 _CLOSES = {
     "post_forward": "forward",
     "post_backward": "backward",
-    # torch's FSDP2 writes no post_backward; its reshard comes when the unit's gradients are there.
+    # torch's FSDP2 writes no post_backward; it reshards when the unit's gradients are computed.
     "post_backward_reshard": "backward",
 }
 
 
 def running_index(spans: FsdpSpans) -> tuple[SpanIndex, Int32]:
-    """Return the stretches in which a unit's own code runs on the CPU, indexed, and the unit of each."""
+    """Return an index of the periods in which a unit's own code runs on the CPU, and the unit of each."""
     found: list[tuple[int, int, int, int]] = []
     open_at: dict[tuple[str, int], tuple[int, int]] = {}
     columns = (spans.event, spans.unit, spans.lane, spans.start, spans.end)

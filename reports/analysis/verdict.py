@@ -1,7 +1,7 @@
 """Verdicts on traces: what costs most, and which setting to try next.
 
-Each rule looks at one cause, returns a finding when it costs at least `WORTH` of the step, and names what it
-saw.  A predicted gain is an upper bound: the time that would be saved if the cause vanished altogether.
+Each rule examines one cause, returns a finding if the cause costs at least `WORTH` of the step, and reports
+what it saw.  A predicted gain is an upper bound: the time saved if the cause vanished altogether.
 """
 
 import re
@@ -16,9 +16,9 @@ from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.analysis.units import ROOT_UNIT
 
 WORTH = 0.03
-"""Share of the step from which a cause is worth a sentence."""
+"""Share of the step from which a cause is reported."""
 CPU_BOUND = 0.10
-"""Share of the step that the device must wait for the CPU to be called bound by it: steps have edges."""
+"""Share of the step spent waiting for the CPU from which it counts as CPU-bound: step edges always wait."""
 
 _REDUCTIONS = ("reduce_scatter", "all_reduce")
 _TEXTS = PATTERNS["findings"]
@@ -58,7 +58,7 @@ def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
     """Yield one finding for each cause and phase of late all-gathers."""
     groups: dict[tuple[LateCause, str | None], list[GatherTiming]] = {}
     for gather in rank.gathers:
-        # With one unit only, `_root_only` says more than "the first of its step".
+        # With a single unit, `_root_only` explains more than "the first of its step".
         if gather.cause is not None and not (_is_root_only(rank) and gather.cause is LateCause.FIRST):
             groups.setdefault((gather.cause, gather.phase), []).append(gather)
     for (cause, phase), gathers in groups.items():
@@ -80,9 +80,9 @@ def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
 
 
 def _root_only(rank: RankAnalysis) -> Iterable[Finding]:
-    """Yield a finding where all units are roots: nothing of another unit can hide their collectives."""
+    """Yield a finding if all units are roots: no other unit can hide their collectives."""
     if _is_root_only(rank):
-        # A unit gathers once in a phase: two in a row are of two, whose annotations do not name them.
+        # A unit gathers once per phase: two in a row belong to two units, whose annotations do not name them.
         turns = pairwise((each.step, each.phase) for each in rank.gathers)
         several = "backward" in rank.phases and any(one == other for one, other in turns)
         share = rank.time.exposed_communication / rank.time.total
@@ -95,7 +95,7 @@ def _is_root_only(rank: RankAnalysis) -> bool:
 
 
 def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
-    """Yield gradient reductions that nothing hides, unless another finding covers them."""
+    """Yield exposed gradient reductions, unless another finding covers them."""
     if _is_root_only(rank) or any(
         gather.cause is LateCause.NO_PREFETCH and gather.phase == "backward" for gather in rank.gathers
     ):
@@ -114,7 +114,7 @@ def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
 
 
 def _between_layers(rank: RankAnalysis) -> Iterable[Finding]:
-    """Yield gathers and reductions of no FSDP unit: activations, where ranks share layers."""
+    """Yield gathers and reductions outside of FSDP units: activations, if ranks share layers."""
     by_kind = {kind: _of_no_unit(rank, kind) for kind in ("all_gather", *_REDUCTIONS)}
     share = sum(by_kind.values()) / rank.time.total
     suggestions = remedies("exposed_between_layers")
@@ -130,13 +130,13 @@ def _exposed(rank: RankAnalysis, kind: str) -> int:
 
 
 def _of_no_unit(rank: RankAnalysis, kind: str) -> int:
-    """Return the ns that computation waits for collectives outside of FSDP's units; 0 where none is named."""
+    """Return the ns that computation waits for collectives outside of FSDP units; 0 if no unit is known."""
     of_units = [unit.communication[kind].exposed for unit in rank.units if kind in unit.communication]
     return max(_exposed(rank, kind) - sum(of_units), 0) if of_units else 0
 
 
 def _unexplained(rank: RankAnalysis) -> Iterable[Finding]:
-    """Yield collectives that no rule above knows: other types, and all-gathers without FSDP annotations."""
+    """Yield collectives that no other rule covers: other types, and all-gathers without FSDP annotations."""
     for kind, figures in rank.communication.items():
         if kind in _REDUCTIONS or (kind == "all_gather" and rank.units):
             continue
@@ -153,7 +153,7 @@ def _unexplained(rank: RankAnalysis) -> Iterable[Finding]:
 
 
 def _retries(rank: RankAnalysis) -> Iterable[Finding]:
-    """Yield allocator retries: they free all cached blocks and wait for the device, so a few cost much."""
+    """Yield allocator retries: they free all cached blocks and wait for the device, so few cost much."""
     memory = rank.memory
     if not memory.retries:
         return
@@ -188,7 +188,7 @@ _FROM_HOST = re.compile(r"HtoD|CopyHostToDevice")
 
 
 def _copies(rank: RankAnalysis) -> Iterable[Finding]:
-    """Yield copies beside which nothing runs; only copies to the host and back may be offloaded shards."""
+    """Yield copies that run alone; only copies to the host and back can be offloaded shards."""
     share = rank.time.memory_copy / rank.time.total
     there, back = _host_copies(rank)
     both = _goes_to_the_host_and_back(there, back)
@@ -252,18 +252,18 @@ def _pattern(gathers: Sequence[GatherTiming]) -> str:
 
 
 def _most_frequent(values: Iterable[str | None]) -> str | None:
-    """Return the most frequent known value, collectives of numbered units taken together."""
+    """Return the most frequent known value; units that differ in their numbers count as one."""
     counts = Counter(re.sub(r"\d+", "*", value) for value in values if value is not None)
     return counts.most_common(1)[0][0] if counts else None
 
 
 _EXPLAINED = 0.5
-"""A finding that costs this much of the idle time says what there is to say of it."""
+"""Share of the idle time from which a finding explains it."""
 _WORTH_NAMING = 0.1
 
 
 def largest_idle(rank: RankAnalysis, found: Sequence[Finding]) -> Finding | None:
-    """Return a finding where the device idles more than it computes or waits for communication."""
+    """Return a finding if the device idles more than it computes or waits for communication."""
     time = rank.time
     if rank.kind != "gpu" or time.idle < max(time.compute_only + time.overlapped, time.exposed_communication):
         return None

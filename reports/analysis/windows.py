@@ -1,4 +1,4 @@
-"""Steps and phases as windows on the time axis that meet without gap or overlap.
+"""Steps and phases as consecutive windows on the time axis, without gap or overlap.
 
 The CPU marks steps and phases, but a GPU runs behind its CPU.  A window therefore ends when the last device
 work *launched* in it ends, and the next begins there (or with its own mark, if the CPU is later):
@@ -26,7 +26,7 @@ _PHASES = {
     "backward": re.compile(r"^(#+ *)?backward( *#+)?$", re.IGNORECASE),
     "optimizer": re.compile(r"^(#+ *)?optimizer( *#+)?$", re.IGNORECASE),
 }
-# What torch itself writes, for traces without phase annotations of their own.
+# Annotations that torch itself writes, for traces without phase annotations.
 _FALLBACK_PHASES = {
     "forward": re.compile(r"^(FullyShardedDataParallel|DistributedDataParallel)\.forward$"),
     "optimizer": re.compile(r"^Optimizer\.step#"),
@@ -47,7 +47,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Window:
-    """A span of the device's time, [start, end) in ns; `mark` is what the CPU annotated."""
+    """A span of the device's time, [start, end) in ns; `mark`: the CPU's annotation."""
 
     mark: Mark
     start: int
@@ -61,8 +61,8 @@ class Window:
 
 
 def containing(marks: Sequence[Mark], times: Int64) -> Int64:
-    """Return for each time (ns) the number of the mark [start, end) around it, -1 for none; marks are
-    disjoint and in order."""
+    """Return for each time (ns) the index of the mark [start, end) around it, -1 for none; marks are disjoint
+    and sorted."""
     starts = np.array([mark.start for mark in marks], np.int64)
     ends = np.array([mark.end for mark in marks], np.int64)
     place = np.searchsorted(starts, times, side="right") - 1
@@ -72,18 +72,18 @@ def containing(marks: Sequence[Mark], times: Int64) -> Int64:
 
 
 def step_marks(trace: Trace) -> list[Mark]:
-    """Return the `ProfilerStep#k` annotations by start; empty where the trace has none."""
+    """Return the `ProfilerStep#k` annotations by start; empty if the trace has none."""
     found = trace.parsed_annotations(lambda name: name if STEP.search(name) else None)
     return [Mark(name, start, end) for name, start, end, _ in found]
 
 
 def step_windows(trace: Trace, activity: Activity) -> list[Window]:
-    """Return the steps' windows; one over the whole trace where there are no step annotations."""
+    """Return the steps' windows; a single one over the whole trace if there are no step annotations."""
     marks = step_marks(trace)
     if not marks:
         seen = activity.work if len(activity.work.row) else trace.events
         start, end = int(seen.start.min()), int(seen.end.max())
-        # Everything was asked for within it: the first kernels' launches lie before the first kernel.
+        # All work was launched within it: the launches of the first kernels precede the first kernel.
         asked = activity.work.asked()
         first, last = int(asked.min(initial=start)), int(asked.max(initial=end - 1)) + 1
         return [Window(Mark("", min(first, start), max(last, end)), start, end)]
@@ -93,7 +93,7 @@ def step_windows(trace: Trace, activity: Activity) -> list[Window]:
         start = max(reach, mark.start)
         reach = max(start, mark.end, busy_until)
         windows.append(Window(mark, start, reach))
-    # What lies between two steps belongs to the earlier one, so that steps add up to the run.
+    # Time between two steps belongs to the earlier one, so that steps add up to the run.
     ends = [*(window.start for window in windows[1:]), reach]
     return [replace(window, end=end) for window, end in zip(windows, ends, strict=True)]
 
@@ -116,7 +116,7 @@ def phase_windows(marks: list[Mark], activity: Activity, steps: list[Window]) ->
 
 
 def phase_marks(trace: Trace) -> list[Mark]:
-    """Return forward, backward and optimizer spans on the CPU by start; nested repetitions are left out."""
+    """Return forward, backward and optimizer spans on the CPU by start; nested spans are left out."""
     marks = _marks(trace, _PHASES)
     present = {mark.name for mark in marks}
     fallback = {name: pattern for name, pattern in _FALLBACK_PHASES.items() if name not in present}
@@ -141,7 +141,7 @@ def _marks(trace: Trace, patterns: dict[str, re.Pattern[str]]) -> list[Mark]:
 
 
 def _backward_from_autograd(trace: Trace) -> list[Mark]:
-    """Return one span a step around autograd's own operators."""
+    """Return one span per step around autograd's own operators."""
     rows = trace.rows_named(lambda name: name.startswith(_BACKWARD_OPERATOR), Category.CPU_OP)
     start, end = trace.events.start[rows], trace.events.ends(rows)
     spans = [(mark.start, mark.end) for mark in step_marks(trace)]
@@ -156,7 +156,7 @@ def _backward_from_autograd(trace: Trace) -> list[Mark]:
 def _last_ends(marks: list[Mark], activity: Activity) -> list[int]:
     """Return for each mark the end (ns) of the last device work launched in it, or the mark's start.
 
-    On a CPU trace work runs where it is called, so the marks themselves are the truth."""
+    On a CPU trace work runs where it is called, so the marks themselves are exact."""
     last = np.fromiter((mark.start for mark in marks), np.int64, len(marks))
     if activity.kind == "cpu" or not len(activity.work.row) or not marks:
         return [mark.start for mark in marks]

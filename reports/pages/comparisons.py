@@ -1,14 +1,14 @@
-"""Comparisons on the page: systems, GPU counts, simulated against measured runs, eager against compiled ones;
-and the charts' order.
+"""Comparisons on the page (systems, GPU counts, simulated and measured runs, eager and compiled runs), and
+the order of the charts.
 
-Systems are compared on one piece of work: how much faster each is than a reference, and whether they compute
-the same. Rows that must compute the same are those whose settings differ only in how they do it (system,
-wrapping, prefetch, ...). Among them
+Systems are compared on the same work: how much faster each is than a reference, and whether they compute the
+same. Rows that must compute the same differ only in settings that decide how it is computed (system,
+wrapping, prefetch, ...). For these rows
 
-    speed    each system's best row against the reference's, round by round where runs were repeated: the
-             runs of a round took place next to each other, so that a drift of the machine meets both
-    losses   every row against the reference's, step by step; a faster system that computes something else is
-             no faster system
+    speed    each system's best row against the reference's, round by round if runs were repeated: the runs
+             of a round took place next to each other, so that drift of the machine affects both
+    losses   every row against the reference's, step by step; a system that computes something else does not
+             count as faster
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,17 +56,17 @@ COMPUTED = (
     "model", "gpus", "seq", "batch", "grad_accum", "tp", "cp", "param_dtype", "lora", "lora_targets",
     "lora_base", "optimizer", "optimizer_dtype", "linear_dtype", "clip", "implementation", "seed",
 )  # fmt: skip
-"""What decides the result of training, or how many samples a step has (with `tp` and `cp` a batch is of a
-group of ranks); all other settings decide how it is reached."""
+"""Settings that decide the result of training, or the samples in a step (with `tp` and `cp` a batch belongs
+to a group of ranks); all other settings decide how it is computed."""
 _REFERENCES = ("torch-fsdp2", "torch-fsdp1", "torch-ddp", "single")
 _NEAR = {"fp32": 1e-4}
 _NEAR_LOW_PRECISION = 0.01
-"""How far losses may be apart, relative. Sums in another order move a loss in fp32 by 1e-6 a step or less;
-gradients that are not reduced at all moved that of a tiny GPT by 3e-4 in seven steps."""
+"""Greatest relative difference of equal losses. Sums in another order change a fp32 loss by 1e-6 per step or
+less; gradients that are not reduced at all changed the loss of a tiny GPT by 3e-4 in seven steps."""
 
 
 def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
-    """Return a chart of throughput per GPU over GPU counts, a line a set of otherwise equal settings."""
+    """Return a chart of throughput per GPU over GPU counts, one line per set of otherwise equal settings."""
     others = [name for name in varying if name not in ("gpus", "gpus_per_node", "gpus_used_per_node")]
     lines: dict[str, dict[int, Ranked]] = {}
     for entry in ranked:
@@ -123,8 +123,8 @@ def _scaling_rows(points: dict[int, Ranked], others: Sequence[str]) -> list[tupl
 
 
 def predicted_and_measured(ranked: Sequence[Ranked], varying: Sequence[str]) -> Chart | None:
-    """Return a chart of simulated step times over measured ones of the same settings; None without such."""
-    # The names of the same hardware differ between a profile and a driver.
+    """Return a chart of simulated over measured step times of equal settings; None without such pairs."""
+    # A profile and a driver name the same hardware differently.
     others = [name for name in varying if name not in ("device", "hardware")]
     pairs = _pairs(ranked, others)
     if not pairs:
@@ -160,7 +160,7 @@ def predicted_and_measured(ranked: Sequence[Ranked], varying: Sequence[str]) -> 
 
 
 def _pairs(ranked: Sequence[Ranked], names: Sequence[str]) -> list[tuple[Ranked, Ranked]]:
-    """Return simulated and measured runs of the same settings."""
+    """Return pairs of simulated and measured runs with the same settings."""
     simulated = {_identity(e, names): e for e in reversed(ranked) if e.throughput and e.row.device == "sim"}
     return [
         (simulated[_identity(entry, names)], entry)
@@ -176,7 +176,7 @@ def _identity(entry: Ranked, names: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Words:
-    """The words of the section that shows `chart`, a row of `sections.csv`; `short`: in the navigation."""
+    """The texts of the section that shows `chart`, a row of `sections.csv`; `short`: for the navigation."""
 
     chart: str
     title: str
@@ -216,8 +216,8 @@ def _rest(row: Configuration) -> tuple[tuple[str, str], ...]:
 def fusion_table(
     ranked: Sequence[Ranked], varying: Sequence[str], held: Mapping[str, Mapping[str, int]]
 ) -> Table | None:
-    """Return a row for each figure of each pair; None where nothing was tried both ways. `held`: bytes alive
-    at the peak of each folder's trace, by the phase that took them."""
+    """Return a row for each figure of each pair; None if nothing ran both ways. `held`: bytes alive at the
+    peak of each folder's trace, by the phase that allocated them."""
     lines: list[tuple[str, ...]] = []
     others = [name for name in varying if name != _COMPILE]
     for pair in compiled_pairs(ranked)[:_MOST_PAIRS]:
@@ -263,8 +263,8 @@ def _of(figures: Mapping[str, Any] | None, name: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A system's throughput over the reference's in its best row: over rounds of repeated runs the median,
-    the lowest and the highest. `rounds` 1: one run each, which has no spread."""
+    """A system's best throughput over the reference's: the median, the lowest and the highest over rounds of
+    repeated runs. `rounds` 1: one run each, without a spread."""
 
     system: str
     row: Configuration
@@ -278,7 +278,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first step at which a row's loss is not the reference's."""
+    """The first step at which a row's loss differs from the reference's."""
 
     row: Configuration
     reference: Configuration
@@ -296,8 +296,8 @@ class Difference:
 
 
 def ratios(view: RunView) -> list[Ratio]:
-    """Return each system against the reference, on the work of the fastest row; the reference first, then
-    fastest first. Empty where one system alone did that work."""
+    """Return each system against the reference, on the work of the fastest row: the reference first, then the
+    fastest first. Empty if only one system did that work."""
     finished = [row for row in view.with_status(Status.OK) if row.result.step_time_s]
     if not finished:
         return []
@@ -315,7 +315,7 @@ def ratios(view: RunView) -> list[Ratio]:
 
 
 def differences(view: RunView) -> list[Difference]:
-    """Return every row whose losses are not those of the reference of its work, where losses are known."""
+    """Return every row whose losses are known and differ from those of the reference for its work."""
     groups: dict[tuple[object, ...], list[Configuration]] = {}
     for row in view.with_status(Status.OK):
         if row.result.loss:
@@ -336,7 +336,7 @@ def _work(row: Configuration) -> tuple[object, ...]:
 
 
 def _reference(systems: Mapping[str, Configuration]) -> str:
-    """Return PyTorch's own system where there is one, else the first."""
+    """Return PyTorch's own system if there is one, else the first."""
     return next((name for name in _REFERENCES if name in systems), next(iter(systems)))
 
 
@@ -359,7 +359,7 @@ def _rounds(row: Configuration) -> list[float]:
 
 def _difference(row: Configuration, reference: Configuration) -> Difference | None:
     near = _NEAR.get(str(row.settings.get("param_dtype")), _NEAR_LOW_PRECISION)
-    # Warm-up ends when steps are stable, so that one may have taken more steps than the other.
+    # Warm-up ends when steps are stable, so one run may have more steps than the other.
     for step, (own, expected) in enumerate(
         zip(row.result.loss or (), reference.result.loss or (), strict=False), start=1
     ):

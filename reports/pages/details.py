@@ -1,8 +1,8 @@
 """Details of one configuration: its timeline, memory, units, phases, settings, files, and findings about its
-run: the sanitizer's, differences between ranks, scripts' decisions.
+run: races, differences between ranks, decisions of scripts.
 
-All charts come from the trace of the lowest rank that left one; a trace that cannot be read leaves its
-message in the place of the charts.
+All charts come from the trace of the lowest rank that has one. If that trace cannot be read, the page shows
+the error instead of the charts.
 """
 
 import json
@@ -30,15 +30,15 @@ from fsdpbench.reports.result import RaceFinding, RankDifference, Result
 Links = Callable[[Configuration], list[dict[str, str]]]
 
 Drawn = tuple[Verdict | None, Mapping[str, int], dict[str, object]]
-"""Of a trace: its verdict, bytes alive at the peak by phase, what is drawn."""
+"""Results from a trace: its verdict, bytes alive at the peak by phase, the content to draw."""
 
 Known = dict[tuple[str, int, int, int], Drawn]
-"""What was drawn of traces already, by path, time of change, number of traces and events allowed."""
+"""Traces that are already drawn, by path, modification time, number of traces and events allowed."""
 
 Workers = Callable[[int], AbstractContextManager[Executor]]
-"""So many processes that draw beside this one."""
+"""Opens a pool of this many processes that draw beside this one."""
 
-# What all timelines together may take of the page, in events of about 25 bytes, and the most for one of them.
+# Limits on the timelines of the page, in events of about 25 bytes: for all together, and for each.
 _EVENTS_IN_ALL = 180_000
 _MOST_EVENTS = 6_000
 _MOST_FINDINGS = 50
@@ -46,8 +46,8 @@ _MOST_FINDINGS = 50
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """One configuration's part of the page: `content` is what its script draws, in plain JSON values. `held`:
-    bytes alive at the peak of its trace, by the phase that took them."""
+    """One configuration's part of the page. `content`: plain JSON values, which the page's script draws.
+    `held`: bytes alive at the peak of its trace, by the phase that allocated them."""
 
     folder: str
     place: int | None
@@ -66,7 +66,7 @@ def build_details(
     kept: Kept | None = None,
 ) -> list[Detail]:
     """Return a detail for every configuration, in the order of the ranking. `known`: drawn for an earlier
-    page; `workers` draw many of them; `kept`: traces that were analysed already."""
+    page; `workers`: processes to draw with; `kept`: traces that are already analyzed."""
     traced = [entry.row for entry in ranked if entry.row.traces]
     most = min(_MOST_EVENTS, _EVENTS_IN_ALL // max(1, len(traced)))
     drawn = {} if known is None else known
@@ -108,8 +108,8 @@ def _detail(
 
 
 def _drawn(row: Configuration, most: int, known: Known, kept: Kept) -> Drawn:
-    """Return the trace's verdict, and the parts that need the trace, the comparison with the other ranks'
-    traces among them. Raises `TraceError`."""
+    """Return the trace's verdict, and the parts that need the trace, including the comparison with the traces
+    of other ranks. Raises `TraceError`."""
     path = row.traces[0]
     try:
         key = str(path), path.stat().st_mtime_ns, len(row.traces), most
@@ -131,7 +131,7 @@ def _drawn(row: Configuration, most: int, known: Known, kept: Kept) -> Drawn:
 def _draw_beside(
     workers: Workers, rows: Sequence[Configuration], most: int, known: Known, kept: Kept
 ) -> None:
-    """Add to `known` what other processes draw. What they cannot is left to this one, which says why."""
+    """Add to `known` what other processes draw. This process draws what is missing, and reports errors."""
     processes = suitable_processes([row.traces[0] for row in rows])
     if processes == 1:
         return
@@ -154,7 +154,7 @@ def _drawn_there(row: Configuration, kept: Kept, most: int) -> Known:
 
 
 def _soak(row: Configuration) -> dict[str, object]:
-    """Return memory over steps, which takes the place of memory in a trace: a soak has none."""
+    """Return memory over steps, which replaces the memory of a trace: a soak has no trace."""
     soak = row.result.soak
     chart = None if soak is None else soak_chart(soak, row.capacity_bytes)
     if chart is None:
@@ -167,7 +167,7 @@ def _soak(row: Configuration) -> dict[str, object]:
 
 
 def _results(entry: Ranked) -> list[list[str]]:
-    """Return every figure of the result, in words."""
+    """Return every figure of the result, as text."""
     row = entry.row
     each = "rank" if row.device == "cpu" else "GPU"
     shown = [column_of(figure, each) for figure in FIGURES if figure.column or figure.detail]
@@ -181,7 +181,7 @@ def _results(entry: Ranked) -> list[list[str]]:
 
 
 def _sampling(result: Result) -> list[tuple[str, str]]:
-    """Return how the step time was measured, where it was."""
+    """Return how the step time was measured, if it was."""
     pairs = []
     if result.repeats and len(result.repeats.step_time_s) > 1:
         times = [display.milliseconds(time) for time in sorted(result.repeats.step_time_s)]
@@ -207,7 +207,7 @@ class Races:
 
 
 def races(rows: Sequence[Configuration]) -> Races | None:
-    """Return the sanitizer's findings in all configurations; None where it did not run."""
+    """Return the sanitizer's findings in all configurations; None if it did not run."""
     reports = [(row.name, row.result.sanitizer) for row in rows if row.result.sanitizer is not None]
     if not reports:
         return None
@@ -228,7 +228,7 @@ def races(rows: Sequence[Configuration]) -> Races | None:
 
 
 def rank_differences(rows: Sequence[Configuration]) -> list[tuple[str, RankDifference]]:
-    """Return the first difference of each configuration whose ranks were compared, behind its name."""
+    """Return the configurations whose ranks differ, by name, each with the first difference."""
     checks = ((row.name, row.result.rank_check) for row in rows)
     return [(name, check.difference) for name, check in checks if check and check.difference]
 
@@ -237,7 +237,7 @@ _MOST_ROWS = 200
 
 
 def decisions_table(rows: Sequence[Configuration]) -> Table | None:
-    """Return the decisions of all configurations, most frequent first; None where nothing was decided."""
+    """Return the decisions of all configurations, most frequent first; None if there are none."""
     found = [(row.name, decision) for row in rows for decision in row.result.placeholder_decisions or ()]
     found.sort(key=lambda entry: -entry[1].count)
     lines = [

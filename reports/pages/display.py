@@ -1,5 +1,5 @@
-"""Figures as people read them: few digits, a thin space before the unit, a dash where nothing is known; and
-settings as people of the field say them: column headers, values in a table, phrases in a sentence."""
+"""Text of figures and settings. Figures: few digits, a thin space before the unit, a dash if unknown.
+Settings: the terms of the field, as column headers, values in a table and phrases in a sentence."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def gib(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Return bytes with the unit that suits them."""
+    """Return bytes in a suitable unit."""
     if value is None:
         return NOTHING
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -69,7 +69,7 @@ def signed_percent(fraction: float) -> str:
 
 
 def count(value: float | None) -> str:
-    """Return a count, whole where it is whole."""
+    """Return a count, without decimals if it is whole."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if float(value).is_integer() else number(value)
@@ -86,7 +86,7 @@ def parameters(value: float | None) -> str:
 
 
 def setting(value: Any) -> str:
-    """Return a setting's value as it is typed on the command line."""
+    """Return a setting's value as typed on the command line."""
     if value is None:
         return NOTHING
     if isinstance(value, bool):
@@ -104,7 +104,7 @@ def header(name: str) -> str:
 
 
 def in_table(name: str, value: Any) -> str:
-    """Return a setting's value below its header."""
+    """Return a setting's value as shown in a table."""
     text = setting(value)
     if name == "compile":
         return {"true": "compiled", "false": "eager"}.get(text, text)
@@ -112,7 +112,7 @@ def in_table(name: str, value: Any) -> str:
 
 
 def phrase(name: str, value: Any) -> str:
-    """Return a setting and its value in a sentence: `batch 12`, `op checkpointing`, `no limiter`."""
+    """Return a setting and its value as a phrase: `batch 12`, `op checkpointing`, `no limiter`."""
     text = setting(value)
     if name == "compile" or name in _AS_THEY_ARE:
         return in_table(name, value)
@@ -124,7 +124,7 @@ def phrase(name: str, value: Any) -> str:
 
 
 def varying(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return names of the settings with at least two values over the rows, in the order of first sight."""
+    """Return the settings with at least two values over the rows, in order of first appearance."""
     seen: dict[str, set[str]] = {}
     for row in rows:
         for name, value in row.items():
@@ -133,7 +133,7 @@ def varying(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def within(parts: Sequence[str], most: int = MOST_WORDS) -> str:
-    """Return the first of the parts, and as many more of them as leave at most `most` words in all."""
+    """Return the first part, and each further part that keeps the total within `most` words."""
     text = parts[0]
     for part in parts[1:]:
         text += part if len((text + part).split()) <= most else ""

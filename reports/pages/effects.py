@@ -1,20 +1,19 @@
-"""Effects of one setting, all others held equal.
+"""Effects of one setting, with all others equal.
 
-For a setting and two of its values, every pair of finished configurations that differ in that setting alone
-gives one ratio of throughputs. Their geometric mean is the effect; its 95 % interval (Student's t over the
-logarithms) says how far the effect depends on the other settings, or, on measured runs, on noise as well::
+For a setting and two of its values, each pair of finished configurations that differ only in that setting
+gives one ratio of throughputs. The effect is their geometric mean. Its 95 % interval (Student's t over the
+logarithms) shows how far the effect depends on the other settings or, for measured runs, also on noise::
 
     wrap=block  prefetch=pre   limit=2   100  \\  ratio 0.91  \\
     wrap=block  prefetch=none  limit=2    91  /               |  mean 0.90, from 0.88 to 0.92
     wrap=root   prefetch=pre   limit=2    60  \\  ratio 0.89  /
     wrap=root   prefetch=none  limit=2    53  /
 
-Allocator retries cost so much, and so unevenly, that they would hide everything else: where some pairs have
-none on either side, the effect is that of these pairs, and the others are distinguished.
+Allocator retries cost so much, and so unevenly, that they would hide everything else: if some pairs have no
+retries on either side, only these pairs make the effect, and the others are reported separately.
 
-The value that the best configuration uses is what the others are compared with, so an effect reads as "what
-leaving the best value costs". Where two systems are compared, a setting that one of them does not have stays
-at its best value in the other.
+The reference is the value of the best configuration, so an effect reads as "the cost of leaving the best
+value". If two systems are compared, a setting that one of them lacks keeps its best value in the other.
 """
 
 import math
@@ -28,7 +27,7 @@ from fsdpbench.reports.pages.display import setting
 from fsdpbench.reports.pages.ranking import Ranked, values_of, varying_settings
 from fsdpbench.reports.pages.view import Configuration, Status
 
-# Effects smaller than this are called none: below it a change of settings is not worth anybody's time.
+# Smaller effects are reported as none: they are not worth a change of settings.
 WORTH_SAYING = 0.01
 
 
@@ -39,9 +38,9 @@ class Effect:
     `low` and `high` bound the mean with 95 % (None below three pairs), `smallest` and `largest` are the
     extremes of the single pairs. `memory` is the ratio of reserved memory over the same pairs.
     `with_retries`: every pair has allocator retries on one side or both. `other_pairs` and `other_ratio`:
-    what was left out for its retries.
-    `out_of_memory` counts the pairs whose configuration with `value` ran out of memory where the one with
-    `reference` did not.
+    the pairs left out because of their retries.
+    `out_of_memory`: the number of pairs in which only the configuration with `value`, not the one with
+    `reference`, ran out of memory.
     """
 
     name: str
@@ -61,7 +60,7 @@ class Effect:
 
     @property
     def strength(self) -> float:
-        """Return how much the setting matters, whichever way: |log ratio|."""
+        """Return how much the setting matters, in either direction: |log ratio|."""
         return abs(math.log(self.ratio)) if self.ratio else 0.0
 
 
@@ -70,8 +69,8 @@ _Pair = tuple[float, float | None]
 
 
 def effects(ranked: Sequence[Ranked], recommended: Ranked | None = None) -> list[Effect]:
-    """Return every varying setting's effects; settings that matter most first, values in order of effect.
-    `recommended`: the row whose values the others are compared with, if not the fastest."""
+    """Return every varying setting's effects: settings that matter most first, values in order of effect.
+    `recommended`: the row whose values are the reference, if not the fastest."""
     if not ranked or not ranked[0].throughput:
         return []
     best = (recommended or ranked[0]).row
@@ -130,8 +129,8 @@ def _effect(
 def _pairs(
     rows: Sequence[Configuration], name: str, first: str, second: str
 ) -> list[tuple[Configuration, Configuration]]:
-    """Return rows with `name=first` beside rows with `name=second` that are equal otherwise."""
-    # Systems differ in which settings they have, and each fills in its own default where none is typed.
+    """Return pairs of rows with `name=first` and rows with `name=second` that are equal otherwise."""
+    # Systems have different settings, and each fills in its own default for settings not given.
     shared = _common_settings(rows, name, (first, second)) if name == "system" else None
     if shared is not None:
         rows = _at_best_elsewhere(rows, name, shared)
@@ -154,7 +153,7 @@ def _pairs(
 
 
 def _sets_batch(rows: Sequence[Configuration], name: str) -> bool:
-    """Return whether each value of a setting that saves memory has a batch of its own."""
+    """Return whether each value of a setting that saves memory has its own batch size."""
     if name != "activation_checkpointing":
         return False
     found = {(setting(row.settings.get(name)), setting(row.settings.get("batch"))) for row in rows}
@@ -162,7 +161,7 @@ def _sets_batch(rows: Sequence[Configuration], name: str) -> bool:
 
 
 def _common_settings(rows: Sequence[Configuration], name: str, values: tuple[str, str]) -> frozenset[str]:
-    """Return settings that vary and that every row with one of the two values has."""
+    """Return the varying settings that every row with one of the two values has."""
     concerned = (row.settings for row in rows if setting(row.settings.get(name)) in values)
     return frozenset(varying_settings(rows)).intersection(*concerned) - {name}
 
@@ -170,7 +169,7 @@ def _common_settings(rows: Sequence[Configuration], name: str, values: tuple[str
 def _at_best_elsewhere(
     rows: Sequence[Configuration], name: str, shared: frozenset[str]
 ) -> list[Configuration]:
-    """Return the rows whose settings outside `shared` have the values of the best row that has them."""
+    """Return the rows whose settings outside `shared` equal those of the best row that has them."""
     kept = list(rows)
     for other in set(varying_settings(rows)) - shared - {name}:
         best = next((setting(row.settings[other]) for row in rows if other in row.settings), None)
@@ -179,7 +178,7 @@ def _at_best_elsewhere(
 
 
 def _geometric_mean(ratios: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Return the ratios' geometric mean, and its 95 % interval from three on; None: no float holds it."""
+    """Return the geometric mean, and its 95 % interval from three ratios on; None: it overflows a float."""
     if not ratios:
         return None, None, None
     logs = np.log(np.asarray(ratios, dtype=np.float64))
@@ -195,5 +194,5 @@ def _geometric_mean(ratios: Sequence[float]) -> tuple[float | None, float | None
 def _exp(value: float) -> float | None:
     try:
         return math.exp(value)
-    except OverflowError:  # of figures that no run has, in a damaged result
+    except OverflowError:  # impossible figures in a damaged result
         return None

@@ -1,6 +1,6 @@
-"""The ranked table for other programs: Markdown for people, JSON and CSV for scripts.
+"""The ranked table in other formats: Markdown for people, JSON and CSV for scripts.
 
-JSON and CSV carry the raw figures under the names of `result.json`; Markdown shows what the page shows.
+JSON and CSV have the raw figures under the names of `result.json`; Markdown shows the same as the page.
 """
 
 import csv
@@ -58,7 +58,7 @@ def write_json(run_dir: Path) -> str:
 
 
 def write_csv(run_dir: Path) -> str:
-    """Return a line a configuration: place, name, status, settings, figures. Raises `RunFolderError`."""
+    """Return one line per configuration: place, name, status, settings, figures. Raises `RunFolderError`."""
     ranked = ranking.rank(load_run(run_dir))
     names = list(dict.fromkeys(name for entry in ranked for name in entry.row.settings))
     buffer = io.StringIO()
@@ -94,7 +94,7 @@ def _record(entry: ranking.Ranked) -> dict[str, object]:
 
 
 def _harmless(cell: Any) -> Any:
-    """Return the cell, as text where a spreadsheet would run it as a formula."""
+    """Return the cell; if a spreadsheet would run it as a formula, quoted as text."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 

@@ -16,7 +16,7 @@ MOST_LINES = 24
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """A point of the history; `revision` is None for what is not committed yet."""
+    """A point of the history; `revision` is None for uncommitted figures."""
 
     revision: str | None
     date: str
@@ -24,7 +24,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One figure of one configuration at each commit; None at those that do not know it."""
+    """One figure of one configuration at each commit; None at commits that lack it."""
 
     configuration: str
     metric: str
@@ -33,8 +33,8 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A figure that has a new level from a commit on. `change`: relative; None where it was 0. `worse`: None
-    where the figure has no better side, or did not move."""
+    """A figure with a new level from a commit on. `change`: relative; None if the figure was 0. `worse`: None
+    if the figure has no better side, or did not move."""
 
     revision: str | None
     configuration: str
@@ -58,7 +58,7 @@ class History(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StepGroup:
-    """Steps of one figure at one commit. changes: relative ones, smallest and largest; None where a figure
+    """Steps of one figure at one commit. changes: the smallest and largest relative change; None if a figure
     was 0. word: `worse`, `better`, `mixed` or `changed`."""
 
     revision: str | None
@@ -100,7 +100,7 @@ def step_groups(history: History) -> list[StepGroup]:
 
 
 def write_history_page(history: History, target: Path) -> Path:
-    """Write the page, a chart for each figure with a step, to `target`, or nothing. Raises `OSError`."""
+    """Write the page, a chart for each figure with a step, to `target` atomically. Raises `OSError`."""
     groups = step_groups(history)
     stepped = {step.metric for step in history.steps}
     metrics = dict.fromkeys(each.metric for each in history.series)
@@ -116,7 +116,7 @@ def write_history_page(history: History, target: Path) -> Path:
 
 
 def _percent(change: float) -> str:
-    """Return a change with as many digits as show that it is one."""
+    """Return a change with enough digits that it does not read as 0."""
     if abs(change) >= 5e-4:
         return display.signed_percent(change)
     return f"{'−' if change < 0 else '+'}{abs(change) * 100:.2g} %"

@@ -1,4 +1,4 @@
-"""The page itself: one HTML file that needs no network, from a `RunView` and its traces."""
+"""The report page: one HTML file that needs no network, from a `RunView` and its traces."""
 
 import hashlib
 import json
@@ -39,17 +39,17 @@ def write_report(
     workers: Workers | None = None,
     kept: Kept | None = None,
 ) -> Path:
-    """Write the page of a run folder to `out` (`run_dir/report.html`), unless it is there already; its place.
+    """Write the page of a run folder to `out` (`run_dir/report.html`) if it is outdated; return its path.
 
-    The file appears whole or not at all; its links to traces are relative. Raises `RunFolderError` if
-    `run_dir` is not a run folder, `OSError` if `out` cannot be written. reload_s: of a sweep that continues:
-    the page says so, and loads itself again after so many seconds. known, workers, kept: for `build_details`.
+    The file is written atomically; its links to traces are relative. Raises `RunFolderError` if `run_dir` is
+    not a run folder, `OSError` if `out` cannot be written. reload_s: for a sweep in progress: the page says
+    so, and reloads itself after this many seconds. known, workers, kept: as for `build_details`.
     """
     view = load_run(run_dir)
     target = out or run_dir / "report.html"
     key = None if reload_s else _key(view, target)
     if key is not None and is_made_from(target, key):
-        return target  # whole, and made by the same code of the same content
+        return target  # complete, and made by the same code from the same content
     ranked, metric = ranking.rank(view), ranking.metric_of(view)
     rows = [entry.row for entry in ranked]
     varying = ranking.varying_settings(rows)
@@ -87,8 +87,8 @@ _LIBRARIES = ("jinja2", "markupsafe", "msgspec", "numpy", "plotly", "scipy")
 
 
 def _key(view: RunView, target: Path) -> str | None:
-    """Return a hash of all that the page of `view` at `target` is made of: code, versions, files of the run,
-    the paths of its links; None where a file cannot be read."""
+    """Return a hash of all inputs of the page of `view` at `target`: code, versions, files of the run, the
+    paths of its links; None if a file cannot be read."""
     files = [path for room in _SOURCES for path in sorted(room.rglob("*.*")) if path.suffix != ".pyc"]
     files += [view.folder / "sweep.toml", *sorted(view.folder.glob("best_*.py"))]
     for row in view.configurations:
@@ -105,7 +105,7 @@ def _key(view: RunView, target: Path) -> str | None:
 
 
 def simulated_words(rows: Sequence[Configuration]) -> str | None:
-    """Return what is simulated, on which profile, from which source; None where nothing is."""
+    """Return what is simulated, on which profile, from which source; None if nothing is simulated."""
     simulated = [row for row in rows if row.simulated]
     if not simulated:
         return None
@@ -130,7 +130,7 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
 
 
 def _facts(view: RunView, ranked: Sequence[ranking.Ranked]) -> list[tuple[str, str]]:
-    """Return names and values of what was run, on what; only where all rows agree."""
+    """Return names and values of what was run, and on what; only values that all rows share."""
     rows = [entry.row for entry in ranked]
 
     def common(values: Sequence[Any]) -> Any:
@@ -166,7 +166,7 @@ def _torch_version(row: Configuration) -> Any:
 
 
 def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
-    """Return links to the configuration's files, relative to the page: the folder can be moved as a whole."""
+    """Return links to the configuration's files, relative to the page, so that the folder can be moved."""
     files = [
         *row.traces,
         *(row.folder / name for name in ("result.json", "config.json", "stdout.log", "stderr.log")),
@@ -196,11 +196,11 @@ def _environment(rows: Sequence[Configuration]) -> list[tuple[str, list[tuple[st
 RELOAD_S = 10
 _LEAST_S = 5.0
 _SHARE = 10
-"""Writing takes a tenth of the time at most: a page of many configurations takes seconds."""
+"""The page is written during at most 1 / `_SHARE` of the time: a large page takes seconds to write."""
 
 
 class LivePage:
-    """The page at `target` of the run in `folder`."""
+    """The page at `target` of the run in `folder`, updated while the run continues."""
 
     def __init__(self, folder: Path, target: Path) -> None:
         self.target = target
@@ -210,8 +210,8 @@ class LivePage:
         self._not_before = 0.0
 
     def update(self, done: int, *, is_over: bool) -> bool:
-        """Write the page if there is something new (`done`: how many results there are), or it is the last
-        time. Whether it was written. Raises `OSError` if it cannot be."""
+        """Write the page if there are new results (`done`: their number), or if the run is over. Return
+        whether it was written. Raises `OSError` if it cannot be."""
         now = time.monotonic()
         if not is_over and (done == self._done or now < self._not_before):
             return False
@@ -219,7 +219,7 @@ class LivePage:
             reload_s = None if is_over else RELOAD_S
             write_report(self._folder, self.target, reload_s=reload_s, known=self._known)
         except RunFolderError:
-            return False  # just being made, or removed
+            return False  # the folder is being created, or was removed
         took = time.monotonic() - now
         self._done, self._not_before = done, now + max(_LEAST_S, _SHARE * took)
         return True

@@ -1,4 +1,4 @@
-"""Memory over time: of a trace, and over the steps of a soak; where the allocator retried."""
+"""Charts of memory over time, in a trace and over the steps of a soak, with the allocator's retries."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,12 +20,12 @@ _BY_DEVICE = ", by the device's clock"
 def memory_chart(
     trace: Trace, analysis: RankAnalysis, capacity: float | None, most_points: int
 ) -> Chart | None:
-    """Return the chart of one rank; None where the trace has no memory events.
+    """Return the chart of one rank; None if the trace has no memory events.
 
     Args:
-        analysis: of `trace`.
-        capacity: bytes of the device's memory, where known.
-        most_points: of a line.
+        analysis: the analysis of `trace`.
+        capacity: bytes of the device's memory, if known.
+        most_points: the most points of a line.
     """
     origin = analysis.steps[0].start if analysis.steps else None
     clock = device_clock(find_activity(trace, fsdp_spans(trace)))
@@ -57,20 +57,20 @@ def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, object]) -
 def _lines_of(
     name: str, x: list[Any], y: list[float], line: dict[str, object], fill: dict[str, object], template: str
 ) -> dict[str, object]:
-    """Return a line of plotly's: `y` in GiB over `x`."""
+    """Return a line for plotly: `y` in GiB over `x`."""
     style = line | {"simplify": False}
     return scatter("lines", name, x, y, line=style, **fill, hovertemplate=template)
 
 
 def _retry_marks(x: list[Any], y: list[float], words: list[str], template: str) -> dict[str, object]:
-    """Return marks of allocator retries at `y` GiB, with `words` on each."""
+    """Return marks of allocator retries at `y` GiB, with `words` as their texts."""
     marker = {"symbol": "triangle-down", "size": 11, "color": "var(--exposed)"}
     about = {"customdata": words, "hovertemplate": f"{template}<extra></extra>"}
     return scatter("markers", "allocator retry", x, y, marker=marker, **about)
 
 
 def _retries(curve: MemoryCurve) -> dict[str, object]:
-    """Return a mark for every retry at the height of the reserved memory before it."""
+    """Return a mark for every retry, at the height of the reserved memory before it."""
     place = [max(0, int(i)) for i in curve.time.searchsorted(curve.retry_time, side="right") - 1]
     asked = zip(curve.retry_bytes.tolist(), curve.retry_freed.tolist(), strict=True)
     return _retry_marks(
@@ -82,7 +82,7 @@ def _retries(curve: MemoryCurve) -> dict[str, object]:
 
 
 def _layout(title: str, capacity: float | None, rules: Sequence[object] = ()) -> dict[str, object]:
-    """Return the layout of GiB over what `title` says, with `rules` and a line at the device's memory."""
+    """Return a layout of GiB over the axis `title`, with `rules` and a line at the device's memory."""
     lines = [*rules, *([capacity_line(capacity, "y")] if capacity else [])]
     x, y = axis(title, zeroline=False), axis("GiB", rangemode="tozero")
     return {"height": 330, "xaxis": x, "yaxis": y, "shapes": lines}
@@ -138,9 +138,9 @@ _LINES = WORDS["charts"]["memory"]
 
 
 def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000) -> Chart | None:
-    """Return the chart of a soak, `most_points` points a line at most: of neighbours the highest is shown.
+    """Return the chart of a soak, at most `most_points` points per line, each the highest of its neighbors.
 
-    None where the device keeps no account of memory, or no step was finished.
+    None if the device does not record memory, or if no step finished.
     """
     over = soak.over_steps
     if not over.reserved or None in over.reserved:

@@ -1,8 +1,8 @@
 """The ranking: the metric, the order of the rows, near ties, the Pareto front, and the table's columns.
 
-The order is by throughput per GPU. Tokens count where every finished configuration has them (they stay
-comparable when the sequence length varies), samples otherwise, and steps where samples are not counted.
-Configurations that did not finish stand below in a fixed order of status: the table never hides one."""
+Rows are in order of throughput per GPU. Tokens count if every finished configuration has them (they stay
+comparable if the sequence length varies), otherwise samples, or steps if samples are not counted.
+Configurations that did not finish follow in a fixed order of status: the table never hides one."""
 
 import math
 from collections import defaultdict
@@ -30,7 +30,7 @@ class Metric:
 
     @property
     def counts_tokens(self) -> bool:
-        """Return whether it is tokens a second, and not samples."""
+        """Return whether it counts tokens, and not samples."""
         return self.field == TOKENS.field
 
     @property
@@ -39,7 +39,7 @@ class Metric:
         return "rank" if self.words.endswith("/rank") else "GPU"
 
     def of(self, row: Configuration) -> float | None:
-        """Return the row's throughput; None where it has none."""
+        """Return the row's throughput; None if it has none."""
         value = getattr(row.result, self.field) if row.status is Status.OK else None
         if value is None or value <= 0:
             return None
@@ -55,8 +55,8 @@ SAMPLES_OF_RANKS = Metric("samples_per_s_per_gpu", "samples/s/rank")
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """A throughput against another of the same sweep, less 1 (-0.02: 2 % slower), and the 90 % interval of
-    this difference. Of measured ones the spreads of both."""
+    """A throughput over another of the same sweep, minus 1 (-0.02: 2 % slower), and the 90 % interval of this
+    difference. For measured runs the interval comes from the spreads of both."""
 
     change: float
     low: float
@@ -64,7 +64,7 @@ class Paired:
 
     @property
     def is_clear(self) -> bool:
-        """Return whether it is known which of the two is faster."""
+        """Return whether it is clear which of the two is faster."""
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Paired:
 
     @property
     def brief(self) -> str:
-        """Return the difference as `−1.5 ±0.4 %`; where it is wide as `−70 % [−95.0, +94.8]`."""
+        """Return the difference as `−1.5 ±0.4 %`; if it is wide, as `−70 % [−95.0, +94.8]`."""
         half = (self.high - self.low) / 2
         if half > WIDE:
             return str(self)
@@ -85,8 +85,8 @@ class Paired:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A row with its place (from 1; None for one that did not finish) and its share of the best
-    throughput. `rank`: the place that it shares with those that it cannot be distinguished from."""
+    """A row with its place (from 1; None if it did not finish) and its share of the best throughput. `rank`:
+    the place that it shares with all rows from which it cannot be distinguished."""
 
     place: int | None
     row: Configuration
@@ -96,8 +96,8 @@ class Ranked:
 
 
 def metric_of(view: RunView) -> Metric:
-    """Return tokens where every finished configuration counts them, samples otherwise, of a rank where all
-    ran on CPUs; steps where none counts either."""
+    """Return tokens if every finished configuration counts them, otherwise samples, per rank if all ran on
+    CPUs; steps if no configuration counts either."""
     finished = view.with_status(Status.OK)
     if finished and not any(TOKENS.of(row) or SAMPLES.of(row) for row in finished):
         return STEPS
@@ -108,7 +108,7 @@ def metric_of(view: RunView) -> Metric:
 
 
 def rank(view: RunView) -> list[Ranked]:
-    """Return every configuration, best first; equals by reserved memory, then by name."""
+    """Return every configuration, best first; ties by reserved memory, then by name."""
     metric = metric_of(view)
 
     def order(row: Configuration) -> tuple[float, int, float, str]:
@@ -128,28 +128,28 @@ def rank(view: RunView) -> list[Ranked]:
     ]
 
 
-# Two simulated configurations of one sweep share most of their errors: what both do alike makes neither of
-# them faster. Their difference is as uncertain as the work and the waits that only one of them has, also for
-# settings of no published run. Both have one link to the host: its error is the difference of its effects.
+# Two simulated configurations of one sweep share most of their errors, which cancel in the comparison. Their
+# difference is as uncertain as the work and the waits that only one of them has, also for settings that no
+# published run has. Both use the same link to the host: its error counts with the difference of its effects.
 
 UNSHARED = 0.019
-"""What no two steps share of their errors, from published pairs (`ci/measure_differences.py`)."""
+"""The part of their errors that no two steps share, from published pairs (`ci/measure_differences.py`)."""
 
 
 def error_of_pair(
     halves: tuple[float, float], moved: float, least: float = UNSHARED, own: float | None = None
 ) -> float:
-    """Return the half width of ln(ratio) of two steps with such widths, of which `moved`, as a share of the
-    shorter, is not shared; `own`: the width of that, if it is not the lesser one."""
+    """Return the half width of ln(ratio) of two steps with half widths `halves`; `moved`: the part that they
+    do not share, as a share of the shorter; `own`: its half width, by default the lesser of `halves`."""
     return least + abs(halves[0] - halves[1]) + (min(halves) if own is None else own) * moved
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A unit of work: its time, and that of its kernels in it (NaN: not known).
+    """A unit of work: its time, and the time of its kernels in it (NaN: unknown).
 
-    `halves`: the interval's half widths, or the spread of measured runs; `link` and `apart` are `Interval`'s.
-    `because`: what makes it wide; None: measured.
+    `halves`: the interval's half widths, or the spread of measured runs; `link`, `apart`: as in `Interval`.
+    `because`: why the interval is wide; None: measured.
     """
 
     time: float
@@ -161,7 +161,7 @@ class Cost:
 
 
 def cost_of(speed: float, interval: Interval | None, spread: float = 0.0) -> Cost:
-    """Return what a unit of work costs at such a speed, above 0. `spread`: of measured runs."""
+    """Return the cost of a unit of work at this speed, which is above 0. `spread`: of measured runs."""
     if interval is None:
         return Cost(1 / speed, 0.0, (spread, spread))
     halves = interval.shared or (interval.half_width, interval.half_width)
@@ -170,7 +170,7 @@ def cost_of(speed: float, interval: Interval | None, spread: float = 0.0) -> Cos
 
 
 def pair(one: Cost, other: Cost) -> Paired:
-    """Return the throughput of `one` against that of `other`: the answer of every command and page."""
+    """Return the throughput of `one` over that of `other`. Every command and page uses this comparison."""
     if None in (one.because, other.because):
         error = one.halves[1] + other.halves[1]
     else:
@@ -182,7 +182,7 @@ def pair(one: Cost, other: Cost) -> Paired:
         if not alike or math.isnan(error):
             error = max(least, error)
     log = math.log(other.time / one.time)
-    # Of a slower link, and of a faster one.
+    # Effects of a slower link, and of a faster one.
     shifts = 0.0, other.link[1] - one.link[1], one.link[0] - other.link[0]
     low, high = math.hypot(error, min(shifts)), math.hypot(error, max(shifts))
     return Paired(math.expm1(log), math.expm1(log - low), math.expm1(log + high))
@@ -194,13 +194,13 @@ def _cost(row: Configuration, speed: float) -> Cost:
 
 
 def paired(one: Ranked, other: Ranked) -> Paired:
-    """Return the throughput of one row against another's; both have one."""
+    """Return the throughput of one row over another's; both rows must have one."""
     return pair(*(_cost(each.row, each.throughput or math.nan) for each in (one, other)))
 
 
 def shared_ranks(costs: Sequence[Cost | None]) -> list[int | None]:
-    """Return the rank of each cost, which rises with it: 1 and as many as are surely faster; None without
-    one. Of those for which the same is unknown, one is as fast as the first of them that it cannot be
+    """Return the rank of each cost: 1 plus the number of surely lower costs, rising with the cost; None for
+    no cost. Among costs with the same unknowns, a cost is as good as the first one that it cannot be
     distinguished from."""
     ranks: list[int | None] = [None] * len(costs)
     alike: dict[frozenset[str] | None, list[Cost]] = defaultdict(list)
@@ -223,7 +223,7 @@ def shared_ranks(costs: Sequence[Cost | None]) -> list[int | None]:
 
 
 def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Return the rows that no other beats in both throughput and reserved memory, by rising memory."""
+    """Return the rows that no other row beats in both throughput and reserved memory, by rising memory."""
     measured = [
         (memory, entry) for entry in ranked if entry.throughput and (memory := entry.row.result.reserved)
     ]
@@ -235,12 +235,12 @@ def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def varying_settings(rows: Sequence[Configuration]) -> list[str]:
-    """Return the settings that take at least two values over the rows, in the order of first sight."""
+    """Return the settings with at least two values over the rows, in order of first appearance."""
     return varying([row.settings for row in rows])
 
 
 def constant_settings(rows: Sequence[Configuration]) -> dict[str, str]:
-    """Return settings with one value wherever they apply: name to value, noted where some rows lack them."""
+    """Return settings with one value wherever they apply: name to value, noted if some rows lack them."""
     varying = set(varying_settings(rows))
     found: dict[str, str] = {}
     for name in dict.fromkeys(name for row in rows for name in row.settings if name not in varying):
@@ -251,7 +251,7 @@ def constant_settings(rows: Sequence[Configuration]) -> dict[str, str]:
 
 
 def values_of(rows: Sequence[Configuration], name: str) -> list[str]:
-    """Return a setting's values over the rows, numbers in their order, then words."""
+    """Return a setting's values over the rows: numbers by size, then words."""
 
     def order(text: str) -> tuple[int, float, str]:
         return (0, float(text), text) if text.replace(".", "", 1).isdigit() else (1, 0.0, text)
@@ -260,31 +260,31 @@ def values_of(rows: Sequence[Configuration], name: str) -> list[str]:
 
 
 def label(row: Configuration, varying: Sequence[str]) -> str:
-    """Return a row's varying settings, `impl-fsdp1, batch 12, no limiter`; its name without any."""
+    """Return a row's varying settings, `impl-fsdp1, batch 12, no limiter`; its name if it has none."""
     parts = [phrase(name, row.settings[name]) for name in varying if row.settings.get(name) is not None]
     return ", ".join(parts) or row.name
 
 
 def short_label(row: Configuration, varying: Sequence[str]) -> str:
-    """Return the varying settings' values alone: `impl-fsdp1 · block · pre`; `compiled` or `eager` where that
-    varies, and `compiled` where all are."""
+    """Return only the values of the varying settings: `impl-fsdp1 · block · pre`; `compiled` or `eager` if
+    that varies, and `compiled` if all rows are."""
     words = [in_table(name, row.settings[name]) for name in varying if name in row.settings]
     if row.compiled and _COMPILE not in varying:
         words.append("compiled")
     return " · ".join(words) or row.name
 
 
-# The recommended configurations: the best of torch's FSDPs and the best of ours, as far as both ran.
+# The recommended configurations: the best of torch's FSDPs and the best of ours, if they ran.
 
 OURS_RAN_ON_GPUS = False
-"""Whether `ci/measured` holds a run of ours on several GPUs; a test holds it to that folder."""
+"""Whether `ci/measured` holds a run of ours on several GPUs; a test compares this with that folder."""
 NOT_YET = "not yet run on several GPUs"
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The recommended rows, of torch's FSDPs and of ours: each None where no such system ran, or both.
-    `gain`: of ours over torch's."""
+    """The recommended rows, of torch's FSDPs and of ours: each None if no such system ran. `gain`: the
+    change of throughput from torch's to ours."""
 
     torchs: Ranked | None
     ours: Ranked | None
@@ -292,14 +292,14 @@ class Chosen:
 
 
 def chosen(ranked: Sequence[Ranked]) -> Chosen:
-    """Return the best of each: of those that cannot be distinguished one that is not risky, FSDP2 first, and
-    the same settings for all units first."""
+    """Return the best of each: of those that cannot be distinguished, prefer one that is not risky, then
+    FSDP2, then the same settings for all units."""
     torchs, ours = _best(ranked, "torch-fsdp"), _best(ranked, "impl-")
     return Chosen(torchs, ours, paired(ours, torchs) if torchs and ours else None)
 
 
 def doubt(row: Configuration) -> str:
-    """Return a warning about a row, as words in brackets; empty where there is none."""
+    """Return a warning about a row, in brackets; "" if there is none."""
     doubts = []
     if row.system.startswith("impl-") and not OURS_RAN_ON_GPUS and row.simulated:
         doubts.append(NOT_YET)
@@ -311,7 +311,7 @@ def doubt(row: Configuration) -> str:
 
 
 def is_risky(row: Configuration) -> bool:
-    """Return whether its memory fits only inside the prediction's error, or with retries."""
+    """Return whether memory fits only within the prediction's error, or with retries."""
     return row.result.is_risky or (row.result.alloc_retries_per_step or 0) > 0
 
 
@@ -339,7 +339,7 @@ class Shown:
 
 
 def column_of(figure: Figure, each: str) -> Shown:
-    """Return the column of a row of the table of figures; `each`: `GPU` or `rank`."""
+    """Return the column of a figure of the table; `each`: `GPU` or `rank`."""
     header = (figure.column or figure.detail).format(each=each)
     text, warned = getattr(display, figure.form), "warned" in figure.marks
     return Shown(header, lambda row: figure.of(row.result), text, warned, figure.weight)
@@ -359,7 +359,7 @@ def figures(metric: Metric) -> list[Shown]:
 
 
 def known_figures(ranked: Sequence[Ranked], metric: Metric) -> list[Shown]:
-    """Return the figures that at least one row knows; HFU only where it differs from MFU."""
+    """Return the figures that at least one row knows; HFU only if it differs from MFU."""
     rows = [entry.row for entry in ranked]
     known = [figure for figure in figures(metric) if any(figure.value(row) is not None for row in rows)]
     if all(row.result.hfu == row.result.mfu for row in rows):
@@ -370,7 +370,7 @@ def known_figures(ranked: Sequence[Ranked], metric: Metric) -> list[Shown]:
 
 
 def _shared_ranks(ranked: Sequence[Ranked]) -> list[Shown]:
-    """Return the column of ranks, where rows share one because they cannot be distinguished."""
+    """Return the column of ranks, if rows share a rank because they cannot be distinguished."""
     ranks = {id(entry.row): entry.rank for entry in ranked}
     given = [rank for rank in ranks.values() if rank is not None]
     if len(set(given)) == len(given):
@@ -383,9 +383,9 @@ _WITH_FIGURES = (Status.OK, Status.OOM, Status.RACE, Status.RANK_MISMATCH)
 
 @dataclass(frozen=True, slots=True)
 class RankingTable:
-    """All configurations, best first; columns are the place, settings that vary, figures, and the status.
+    """All configurations, best first; columns are the place, the varying settings, figures, and the status.
 
-    filters: name, number of the column and choices of a drop-down over its values.
+    filters: name, column number and choices of each drop-down.
     with_detail: names of the folders whose step can be shown.
     """
 
@@ -405,7 +405,7 @@ class RankingTable:
         with_detail: frozenset[str],
         links: Links,
     ) -> "RankingTable":
-        """Return the table with figures of `metric`, and filters where there is a choice."""
+        """Return the table with figures of `metric`, and filters for columns with several values."""
         shown = known_figures(ranked, metric)
         shown[1:1] = _shared_ranks(ranked)
         rows = [entry.row for entry in ranked]
@@ -422,9 +422,9 @@ class RankingTable:
         return label(row, self.varying)
 
     def setting(self, row: Configuration, name: str) -> str:
-        """Return a setting of the row as it is shown."""
+        """Return a setting of the row as text."""
         return display.setting(row.settings[name]) if name in row.settings else NOTHING
 
     def value(self, row: Configuration, figure: Shown) -> float | None:
-        """Return a figure of the row; None where the row's figures are not to be shown."""
+        """Return a figure of the row; None if figures are not shown for the row's status."""
         return figure.value(row) if row.status in _WITH_FIGURES else None

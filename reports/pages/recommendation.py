@@ -1,5 +1,5 @@
-"""The recommendation in three lines, the findings behind it, in words with their figures; code to copy, and
-the one chart that explains the verdict."""
+"""The recommendation in three lines, the findings behind it with their figures, code to copy, and the chart
+that explains the verdict."""
 
 import itertools
 import json
@@ -23,14 +23,14 @@ _MOST_CODE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Text to copy, and what it is."""
+    """A text to copy, and its name."""
 
     name: str
     text: str
 
 
 def overview_chart(view: RunView, ranked: Sequence[ranking.Ranked], metric: ranking.Metric) -> Chart | None:
-    """Return the step of the best beside those that it is judged against: the best of each other system, the
+    """Return the step of the best row beside the rows it is compared with: the best of each other system, the
     first one tried, and the slowest."""
     timed = [entry for entry in ranked if entry.throughput and entry.row.result.time_s]
     if not timed:
@@ -49,7 +49,7 @@ def overview_chart(view: RunView, ranked: Sequence[ranking.Ranked], metric: rank
 
 
 def code_to_copy(view: RunView, command: str | None) -> list[Code]:
-    """Return the best settings as code, if the sweep left it in its folder, else the command of the best."""
+    """Return the best settings as code, if the sweep left it in its folder, and the command of the best."""
     found = []
     for path in sorted(view.folder.glob("best_*.py"), reverse=True)[:4]:  # torch's before ours
         try:
@@ -60,7 +60,7 @@ def code_to_copy(view: RunView, command: str | None) -> list[Code]:
 
 
 def plus_minus(interval: Interval, step_time_s: float | None) -> str:
-    """Return `±7 %`: half the interval of the step time; where it is wide `[−58 %, +140 %]`, of the speed."""
+    """Return `±7 %`, half the interval of the step time; if it is wide, the speed's `[−58 %, +140 %]`."""
     if interval.half_width < WIDE or not step_time_s:
         return f"±{display.percent(interval.half_width, 0)}"
     low, high = (step_time_s / end - 1 for end in reversed(interval.step_time_s))
@@ -68,7 +68,7 @@ def plus_minus(interval: Interval, step_time_s: float | None) -> str:
 
 
 def interval_findings(ranked: Sequence[ranking.Ranked]) -> list[str]:
-    """Return a sentence on rows whose memory is risky."""
+    """Return a sentence about the rows whose memory is risky, if there are any."""
     known = [
         (entry.place, each) for entry in ranked if entry.throughput and (each := entry.row.result.interval)
     ]
@@ -88,8 +88,8 @@ def best_sentence(view: RunView) -> str:
 
 
 def best_lines(view: RunView) -> list[str]:
-    """Return which configuration to run, what it gives and what matters most: a line each of at most 25
-    words; one line where no configuration finished."""
+    """Return which configuration to run, what it gives and what matters most: one line each of at most 25
+    words; a single line if no configuration finished."""
     ranked = ranking.rank(view)
     if not ranked:
         return ["No configuration has finished yet."]
@@ -106,8 +106,8 @@ def best_lines(view: RunView) -> list[str]:
 
 
 def _do(best: ranking.Ranked, found: ranking.Chosen, ranked: Sequence[ranking.Ranked], view: RunView) -> str:
-    """Return the first line: the configuration to run, and ours where it is clearly faster than torch's. It
-    names the settings that vary and are not those that the sweep begins with."""
+    """Return the first line: the configuration to run, and ours if it is clearly faster than torch's. The
+    line names the varying settings that differ from the sweep's first configuration."""
     first = next((entry for entry in ranked if entry.row.folder.name == view.first_point), best)
     row, start = best.row, first.row.settings if first is not best else {}
     settings = [
@@ -131,7 +131,7 @@ def _do(best: ranking.Ranked, found: ranking.Chosen, ranked: Sequence[ranking.Ra
 
 
 def _others(ours: ranking.Ranked, best: ranking.Ranked, ranked: Sequence[ranking.Ranked]) -> str:
-    """Return the settings of ours that are not those of the recommended one; `alike` where all are."""
+    """Return the settings in which ours differs from the recommended one; `alike` if there are none."""
     mine, its = ours.row.settings, best.row.settings
     names = [name for name in ranking.varying_settings([entry.row for entry in ranked]) if name != "system"]
     different = [display.phrase(n, mine[n]) for n in names if n in its and mine.get(n) not in (None, its[n])]
@@ -139,7 +139,7 @@ def _others(ours: ranking.Ranked, best: ranking.Ranked, ranked: Sequence[ranking
 
 
 def _given(best: ranking.Ranked, ranked: Sequence[ranking.Ranked], view: RunView) -> str:
-    """Return the second line: the throughput that it gives, against the sweep's first configuration."""
+    """Return the second line: the throughput of the best, and the change from the sweep's first."""
     metric, result = ranking.metric_of(view), best.row.result
     error = f" {plus_minus(result.interval, result.step_time_s)}" if result.interval else ""
     start = "Simulated, it gives" if best.row.simulated else "It gives"
@@ -162,7 +162,7 @@ def _given(best: ranking.Ranked, ranked: Sequence[ranking.Ranked], view: RunView
 
 
 def _mattered(found: Sequence[Effect]) -> str:
-    """Return the third line: the two settings with the largest effects, and what another value costs."""
+    """Return the third line: the two settings with the largest effects, and the cost of another value."""
     strongest: dict[str, Effect] = {}
     for effect in sorted(found, key=lambda effect: effect.strength):
         unclear = effect.low is not None and effect.high is not None and effect.low <= 1.0 <= effect.high
@@ -176,7 +176,7 @@ def _mattered(found: Sequence[Effect]) -> str:
 
 
 def _with_interval(effect: Effect, best: ranking.Ranked, ranked: Sequence[ranking.Ranked]) -> Effect:
-    """Return an effect of one pair with the interval of the two predictions' difference."""
+    """Return an effect of a single pair with the interval of the two predictions' difference."""
     if effect.pairs != 1:
         return effect
     others = {**best.row.settings, effect.name: None}
@@ -229,7 +229,7 @@ def findings(view: RunView) -> list[str]:
 
 
 def endings(rows: Sequence[Configuration]) -> str:
-    """Return `12 out of memory, 1 error`: how many configurations ended in which way."""
+    """Return `12 out of memory, 1 error`: the number of configurations by status."""
     counted = Counter(row.status for row in rows)
     return ", ".join(f"{counted[status]} {status.words}" for status in Status if counted[status])
 
@@ -254,7 +254,7 @@ def _retries(ranked: Sequence[ranking.Ranked]) -> list[str]:
 
 
 def _noise(view: RunView) -> list[str]:
-    """Return a sentence on chance in measured figures; simulated ones are exact."""
+    """Return sentences about chance in measured figures; simulated ones are exact."""
     measured = [row for row in view.with_status(Status.OK) if not row.simulated]
     if not measured:
         return []
@@ -287,7 +287,7 @@ def _out_of_memory(view: RunView) -> list[str]:
 
 
 def _always_out_of_memory(rows: Sequence[Configuration]) -> list[str]:
-    """Return values, and pairs of values, with which every configuration (at least two) ran out of memory."""
+    """Return values, and pairs of values, with which all configurations (two or more) ran out of memory."""
     facts = [
         (name, value) for name in ranking.varying_settings(rows) for value in ranking.values_of(rows, name)
     ]

@@ -1,4 +1,4 @@
-"""Several run folders on one page: the best of each, its step, and what the runs share."""
+"""The page of several run folders: the best of each, its step, and the configurations that they share."""
 
 import math
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
 
 
 def _names(views: Sequence[RunView]) -> list[str]:
-    """Return folders' names; with their parents' where they are alike."""
+    """Return the folders' names, with the parents' names if some are equal."""
     titles = [view.title for view in views]
     if len(set(titles)) == len(titles):
         return titles
@@ -146,22 +146,22 @@ def _shared_table(
 
 
 _OF_THE_RUN = frozenset({"device", "hardware", "gpus", "gpus_per_node", "gpus_used_per_node", "software"})
-"""What may differ between runs that are compared: where they ran, not what."""
+"""Settings that may differ between compared runs: where they ran, not what."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """One configuration that at least two runs have. entries: of each run, None where it lacks it."""
+    """One configuration that at least two runs have. entries: by run, None for a run that lacks it."""
 
     entries: tuple[Ranked | None, ...]
 
     @property
     def known(self) -> Ranked:
-        """Return any of them, for its name."""
+        """Return any of the entries, for its name."""
         return next(entry for entry in self.entries if entry is not None)
 
     def ratio(self, number: int) -> float | None:
-        """Return throughput of run `number` over that of the first run; None where one has none."""
+        """Return the throughput of run `number` over that of the first run; None if one has none."""
         first, other = self.entries[0], self.entries[number]
         if first is None or other is None or not first.throughput or not other.throughput:
             return None
@@ -169,7 +169,7 @@ class Shared:
 
 
 def shared_configurations(runs: Sequence[Sequence[Ranked]]) -> "list[Shared]":
-    """Return configurations with equal settings, the largest change against the first run first."""
+    """Return configurations with equal settings, those with the largest change from the first run first."""
     by_settings: dict[tuple[tuple[str, str], ...], list[Ranked | None]] = {}
     for number, ranked in enumerate(runs):
         for entry in ranked:
@@ -186,7 +186,7 @@ def _by_change(shared: "Shared") -> tuple[float, str]:
 
 
 def mean_ratio(shared: "Sequence[Shared]", number: int) -> tuple[float, float, float, int] | None:
-    """Return geometric mean, least and greatest ratio of run `number` to the first, and their count."""
+    """Return the geometric mean, least and greatest ratio of run `number` to the first, and their count."""
     ratios = [ratio for each in shared if (ratio := each.ratio(number))]
     if not ratios:
         return None

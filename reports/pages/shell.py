@@ -1,4 +1,4 @@
-"""The shell of every page: one HTML file with its styles, scripts and data inside, which fetches nothing."""
+"""The frame of every page: one HTML file that contains its styles, scripts and data, and fetches nothing."""
 
 import base64
 import hashlib
@@ -22,14 +22,14 @@ _SCRIPTS = tuple(f"{ASSETS}/{name}.js" for name in ("theme", "table", "timeline"
 
 
 def render_page(template: str, scripts: Sequence[str] = _SCRIPTS, draws: bool = True, **values: Any) -> str:
-    """Return the page of a template of the package (`reports/pages/assets/report.html.jinja`), with these of
-    its `scripts`, and with plotly's if it `draws`."""
+    """Return a page from a template of the package (`reports/pages/assets/report.html.jinja`), with the given
+    `scripts`, and with plotly's if the page `draws` charts."""
     plotly = Markup(get_plotlyjs() if draws else "")
     script = Markup("\n".join(map(own_file, scripts)))
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(own_file)
     )
-    # Figures stay on one line with their units; a header may continue behind an underscore or a slash.
+    # Figures stay on one line with their units; a header may break after an underscore or a slash.
     environment.filters["unbroken"] = partial(_BEFORE_UNIT.sub, "\u00a0")
     environment.filters["breakable"] = lambda text: Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))
     return environment.get_template(template).render(
@@ -44,8 +44,8 @@ def render_page(template: str, scripts: Sequence[str] = _SCRIPTS, draws: bool = 
 
 
 def write_page(target: Path, template: str, **values: Any) -> Path:
-    """Write a page as `render_page` returns it to `target`, whole or not at all. Raises `OSError`.
-    `key`: of all that it is made from; its last line keeps that, and a hash of the page."""
+    """Write the page of `render_page` to `target` atomically. Raises `OSError`.
+    `key`: a hash of all inputs; the last line of the page has it, and a hash of the page."""
     key = values.pop("key", None)
     page = render_page(template, **values).encode("utf-8", "backslashreplace")
     write_whole(target, page if key is None else page + _seal(page, key))
@@ -53,7 +53,7 @@ def write_page(target: Path, template: str, **values: Any) -> Path:
 
 
 def is_made_from(target: Path, key: str) -> bool:
-    """Return whether `target` is a whole page, and no link, that was written with this `key`."""
+    """Return whether `target` is a complete page, not a link, that was written with this `key`."""
     try:
         page = read_bytes(target, LARGEST) if target.is_file() and not target.is_symlink() else b""
     except UnreadableError:
@@ -74,7 +74,7 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)")
 
 
 def island(value: Any) -> Markup:
-    """Return JSON for a script element: nothing in it can end the element or open a comment."""
+    """Return JSON for a script element, escaped so that it can neither end the element nor open a comment."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -87,8 +87,8 @@ def own_file(name: str) -> str:
 
 
 def policy(*scripts: str) -> str:
-    """Return a policy under which only these scripts run, and nothing is fetched: a hostile name could do
-    nothing even if it got through."""
+    """Return a content security policy that runs only these scripts and fetches nothing: a hostile name could
+    do nothing even if it were not escaped."""
     allowed = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         for script in scripts

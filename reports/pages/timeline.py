@@ -1,15 +1,15 @@
 """The timeline of one step, packed for the page's canvas (`timeline.js` has the reader).
 
-Names and units are tables that the events index; starts are distances from the start before. That is about
-twenty-five bytes an event, so that two hundred steps of nine hundred events fit in five megabytes::
+Events are indices into tables of names and units; each start is relative to the previous start. An event
+takes about 25 bytes, so that two hundred steps of nine hundred events fit in five megabytes::
 
     {"duration": ns, "names": [...], "units": [...],
      "rows": [{"label": "compute · stream 7", "lanes": 1,
                "s": [0, 5210, 3100], "d": [5000, 3000, 900], "n": [4, 4, 7], "u": [0, 0, -1],
                "c": "000", "l": "000"}]}
 
-A step of a large model has ten thousand kernels; a page needs some hundred bars. Beyond a cap, neighbours of
-the same category and FSDP unit with small gaps between them are joined, the smallest gaps first, so that long
+A step of a large model has ten thousand kernels; a page needs some hundred bars. Above a limit, neighbors of
+the same category and FSDP unit with small gaps between them are joined, smallest gaps first, so that long
 events and long gaps stay as they are.
 """
 
@@ -29,7 +29,7 @@ from fsdpbench.reports.analysis.windows import phase_marks
 from fsdpbench.reports.readers import MISSING, Trace
 from fsdpbench.reports.readers.trace import Int32
 
-# In the order of the KINDS of timeline.js.
+# In the order of KINDS in timeline.js.
 KINDS = (
     "compute", "all_gather", "reduce_scatter", "all_reduce", "communication", "memory", "phase", "event",
     "wait",
@@ -40,13 +40,13 @@ _KIND_OF_CATEGORY = {"computation": "compute", "copy": "memory", "phase": "phase
 _COPIES = re.compile(r"memcpy|split_with_sizes_copy|chunk_cat|Copy|copy_kernel|CatArray", re.IGNORECASE)
 """Kernels that only move data, such as those that copy in or out of collectives."""
 
-# The CPU itself stands still in these FSDP events; in all others it only issues work.
+# In these FSDP events the CPU itself waits; in all others it only issues work.
 _CPU_WAITS = frozenset({"limiter_wait"})
 
 
 @dataclass(frozen=True)
 class Bar:
-    """start: ns after the step's start; duration: ns; count: how many events were joined into it."""
+    """A bar. start: ns after the step's start; duration: ns; count: number of events joined into it."""
 
     start: int
     duration: int
@@ -69,8 +69,8 @@ class Row:
 def stream_rows(trace: Trace, step: StepAnalysis, *, max_bars: int = 600) -> list[Row]:
     """Return the rows of one step: streams first, then the CPU's annotations.
 
-    Bars have the categories "computation", "communication", "copy", "phase" and "fsdp". Those that reach over
-    the step's window are cut at its edges.
+    Bars have the categories "computation", "communication", "copy", "phase" and "fsdp". Bars that extend
+    beyond the step's window are cut at its edges.
     """
     spans = fsdp_spans(trace)
     activity = find_activity(trace, spans)
@@ -120,7 +120,7 @@ def _bars(trace: Trace, work: Work, unit: Int32, spans: FsdpSpans, start: int, e
 
 
 def _outermost(bars: Sequence[Bar]) -> list[Bar]:
-    """Return the outer operators alone: operators call operators."""
+    """Return only the outermost operators: operators call operators."""
     kept: list[Bar] = []
     for bar in sorted(bars, key=lambda bar: (bar.start, -bar.duration)):
         if not kept or bar.start >= kept[-1].start + kept[-1].duration:
@@ -129,10 +129,10 @@ def _outermost(bars: Sequence[Bar]) -> list[Bar]:
 
 
 def _thin(bars: Sequence[Bar], most: int) -> list[Bar]:
-    """Return at most `most` bars: neighbours and gaps shorter than a resolution are joined.
+    """Return at most `most` bars: bars shorter than a resolution are joined over gaps shorter than it.
 
-    The resolution doubles until few enough are left; long bars and long gaps stay. Bars of different units or
-    categories join only when nothing else helps.
+    The resolution doubles until few enough are left, so long bars and long gaps stay. Bars of different units
+    or categories are joined only if that is not enough.
     """
     if len(bars) <= most:
         return list(bars)
@@ -167,7 +167,7 @@ def _annotation_rows(trace: Trace, spans: FsdpSpans, start: int, end: int, max_b
     """Return the phases, and for each thread its FSDP annotations (nested ones follow their parents)."""
 
     def bar(begin: int, until: int, name: str, category: str, unit: str | None) -> Bar:
-        """Return a bar for what lasts from `begin` to `until`, cut at both ends of the drawing."""
+        """Return a bar from `begin` to `until`, cut at both ends of the drawing."""
         low = max(begin, start)
         return Bar(low - start, min(until, end) - low, name, category, unit)
 
@@ -190,7 +190,7 @@ def _annotation_rows(trace: Trace, spans: FsdpSpans, start: int, end: int, max_b
 
 
 def pack_timeline(trace: Trace, step: StepAnalysis, most_events: int) -> dict[str, object] | None:
-    """Return the step's rows with at most about `most_events` events; None where nothing ran in it."""
+    """Return the step's rows with at most about `most_events` events; None if nothing ran in it."""
     drawn = [row for row in stream_rows(trace, step, max_bars=max(60, most_events // 3)) if row.bars]
     if not drawn:
         return None
@@ -209,7 +209,7 @@ def pack_timeline(trace: Trace, step: StepAnalysis, most_events: int) -> dict[st
 
 
 def _busiest(rows: Sequence[Row]) -> list[Row]:
-    """Return all of the CPU's annotations, and as many streams and threads as a screen holds."""
+    """Return all of the CPU's annotations, and the busiest streams and threads that fit on a screen."""
     work = [row for row in rows if row.kind != "annotation"]
     busiest = sorted(work, key=lambda row: -sum(bar.duration for bar in row.bars))[:MOST_ROWS]
     kept = {id(row) for row in busiest}
@@ -228,7 +228,7 @@ def _note(joined: int, left_out: int) -> str:
 
 
 _Places = dict[str, int]
-"""Texts in the order of their first use, and the place of each."""
+"""Texts in order of first use, with their indices."""
 
 
 def _pack_row(row: Row, names: _Places, units: _Places) -> dict[str, object]:
@@ -249,7 +249,7 @@ def _pack_row(row: Row, names: _Places, units: _Places) -> dict[str, object]:
 
 
 def _label(row: Row) -> str:
-    """Return the row's label; a stream or thread is named after the kind of work that fills most of it."""
+    """Return the row's label; a stream or thread is named after the kind of work that takes most of it."""
     if row.kind == "annotation":
         return row.label[:80]
     busy: Counter[str] = Counter()
@@ -259,7 +259,7 @@ def _label(row: Row) -> str:
 
 
 def _lanes(bars: Sequence[Bar], most: int = 4) -> list[int]:
-    """Return how deep each bar nests in those before (by start); bars deeper than `most` share a lane."""
+    """Return the nesting depth of each bar (by start); bars deeper than `most` share a lane."""
     ends: list[int] = []
     lanes = []
     for bar in bars:
@@ -280,6 +280,6 @@ def _kind(bar: Bar) -> str:
 
 
 def _words(bar: Bar) -> str:
-    """Return the event's name, cut to what a tooltip holds."""
+    """Return the event's name, cut to fit into a tooltip."""
     name = bar.name if len(bar.name) <= 120 else f"{bar.name[:119]}…"
     return name if bar.count == 1 else f"{name} and {bar.count - 1} more"

@@ -90,7 +90,7 @@ def _sentence(ranks: Sequence[RankAnalysis]) -> str:
 
 
 def _tiles(rank: RankAnalysis) -> list[dict[str, str]]:
-    """Return the first rank's figures in large type."""
+    """Return the first rank's main figures, shown in large type."""
     step, total = rank.mean_step, rank.time.total or 1
     where = "GPU" if rank.kind == "gpu" else "CPU"
     computes = (step.compute_only + step.overlapped) / (step.total or 1)
@@ -104,13 +104,13 @@ def _tiles(rank: RankAnalysis) -> list[dict[str, str]]:
 
 
 def _findings(ranks: Sequence[RankAnalysis]) -> list[str]:
-    """Return the verdicts' other sentences, each once."""
+    """Return the verdicts' other sentences, without repetition."""
     texts = [finding.text for rank in ranks if rank.verdict for finding in rank.verdict.findings]
     return [text for text in dict.fromkeys(texts) if text != _sentence(ranks)][:12]
 
 
 def _across(analysis: Analysis) -> list[str]:
-    """Return sentences on the ranks together."""
+    """Return sentences about the ranks together."""
     sentences: list[str] = []
     for name, summary in analysis.configurations.items():
         place = f"{name}: " if name else ""
@@ -161,7 +161,7 @@ MOST_BARS = 16
 
 
 def time_chart(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> Chart | None:
-    """Return a bar a rank, `names` beside; of one rank also a bar a phase. None where nothing took time."""
+    """Return a bar per rank, labeled by `names`; for a single rank also per phase. None if nothing ran."""
     bars = [(name, rank.mean_step) for name, rank in zip(names, ranks, strict=True) if rank.time.total]
     if len(ranks) == 1:
         steps = max(len(ranks[0].steps), 1)
@@ -188,7 +188,7 @@ _LARGEST_MEMORY = 1 << 50
 
 
 def draw_rank(trace: Trace, rank: RankAnalysis, *, traces: int) -> dict[str, object]:
-    """Return the rank's part in plain JSON values, of a page of so many `traces`."""
+    """Return the rank's part of a page of `traces` traces, in plain JSON values."""
     most = max(300, min(_MOST_EVENTS, _EVENTS_IN_ALL // max(traces, 1)))
     stated = [device.get("totalGlobalMem") for device in trace.devices]
     sizes = {size for size in stated if isinstance(size, int) and 0 < size < _LARGEST_MEMORY}

@@ -29,7 +29,7 @@ _DOUBTED = "The figures of this trace are not to be trusted as they are:"
 _NAMED = ("all_gather", "reduce_scatter", "all_reduce")
 _OTHER = "other"
 
-# Kind, its words, its colour on the page ("-soft": the hidden part).
+# Kind, its words, its color on the page ("-soft": the hidden part).
 _KINDS = (
     ("all_gather", "all-gather", "gather"),
     ("reduce_scatter", "reduce-scatter", "reduce"),
@@ -38,7 +38,7 @@ _KINDS = (
 )
 CAUSES: Mapping[str, str] = PATTERNS["late"]
 
-# Labels more than these cannot be read side by side (wide, narrow window).
+# More labels than this are unreadable side by side (wide, narrow window).
 _MOST_TICKS, _MOST_NARROW_TICKS = 34, 10
 
 
@@ -46,9 +46,9 @@ def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, mo
     """Return the parts of one rank in plain JSON values.
 
     Args:
-        analysis: of `trace`.
-        capacity: bytes of the device's memory, where known.
-        most: events of the timeline at most.
+        analysis: the analysis of `trace`.
+        capacity: bytes of the device's memory, if known.
+        most: limit on the events of the timeline.
     """
     step = analysis.steps[-1] if analysis.steps else None
     packed = pack_timeline(trace, step, most) if step else None
@@ -76,7 +76,7 @@ def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, mo
 
 
 def _phases(analysis: RankAnalysis) -> Table | None:
-    """Return parts of forward, backward and optimizer of the mean step, ms."""
+    """Return the time parts of forward, backward and optimizer for a mean step, ms."""
     steps = len(analysis.steps)
     if not steps or not analysis.phases:
         return None
@@ -118,7 +118,7 @@ def _ms(ns: float) -> str:
     return display.ms(ns / 1e6)
 
 
-# The largest rows; the rest is one more.
+# The largest rows are shown; one more row sums up the rest.
 _MOST_ROWS = 12
 _MOST_UNITS = 40
 
@@ -126,7 +126,7 @@ _PHASES = ("forward", "backward", "optimizer")
 
 
 def held_table(memory: MemoryAnalysis) -> Table | None:
-    """Return bytes alive at the peak, largest first, units together; None where the trace does not say."""
+    """Return bytes alive at the peak, largest first, summed over units; None if the trace does not say."""
     if not memory.at_peak or not memory.peak_allocated:
         return None
     groups: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
@@ -150,7 +150,7 @@ def held_table(memory: MemoryAnalysis) -> Table | None:
 
 
 def held_by_phase(memory: MemoryAnalysis) -> dict[str, int]:
-    """Return bytes alive at the peak, by the phase that took them; empty where the trace does not say."""
+    """Return bytes alive at the peak, by the phase that allocated them; empty if the trace does not say."""
     if not memory.at_peak or not memory.peak_allocated:
         return {}
     held = Counter({"before the trace": memory.before_trace or 0})
@@ -160,7 +160,7 @@ def held_by_phase(memory: MemoryAnalysis) -> dict[str, int]:
 
 
 def held_by_unit(memory: MemoryAnalysis) -> Table | None:
-    """Return bytes that each unit holds at the peak, by phase; None where no unit is named."""
+    """Return the bytes that each unit holds at the peak, by phase; None if no unit is named."""
     by_unit: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for holding in memory.at_peak:
         by_unit[holding.unit or ""][holding.phase or "outside phases"] += holding.bytes
@@ -194,7 +194,7 @@ def _unit_words(units: Counter[str]) -> str:
 
 
 def idle_table(analysis: RankAnalysis) -> Table | None:
-    """Return the causes with their times and their share of the step; None where they are unknown."""
+    """Return the causes of idle time, with times and shares of the step; None if they are unknown."""
     parts = analysis.idle_causes.parts()
     if not parts or not analysis.time.total:
         return None
@@ -213,7 +213,7 @@ MOST_MODULES = 40
 
 
 def work_tables(tables: WorkTables, steps: int) -> dict[str, object]:
-    """Return the tables for a page's script; times are a mean step's, empty tables are None."""
+    """Return the tables for a page's script; times are per mean step, empty tables are None."""
     steps = max(steps, 1)
     found = {
         "kernels": _kernels(tables, tables.kernels[:MOST_KERNELS], steps, "kernel"),
@@ -230,7 +230,7 @@ def _kernels(tables: WorkTables, shown: Sequence[KernelTotal], steps: int, what:
     rows = [
         {
             what: each.name[:160],
-            "kind of work": each.family,  # of a family that is its name
+            "kind of work": each.family,  # for a family this is its name
             "a step": display.count(round(each.count / steps, 2)),
             "ms a step": _ms(each.time / steps),
             **({"mean, us": display.number(each.time / each.count / 1e3)} if what == "kernel" else {}),
@@ -321,13 +321,13 @@ def _roof_note(tables: WorkTables) -> str:
     return " ".join(sentences)
 
 
-# Reading more of them for every configuration would take the page too long; `analyze` reads all.
+# Reading more traces for every configuration would take too long; `analyze` reads all.
 _MOST_RANKS = 16
 
 
 def ranks_table(first: RankAnalysis, others: Sequence[Path]) -> tuple[str, Table] | None:
-    """Return a sentence on rank `first` (analysed already) beside those of the other traces, and a table with
-    a row a rank; None without others."""
+    """Return a sentence that compares rank `first` (already analyzed) with those of the other traces, and a
+    table with a row per rank; None without others."""
     ranks = [first]
     unread = 0
     for path in others[: _MOST_RANKS - 1]:
@@ -380,7 +380,7 @@ def _lead(summary: RanksSummary, unread: int, left_out: int) -> str:
 
 
 def units_chart(analysis: RankAnalysis) -> Chart | None:
-    """Return the mean step by unit, with a sentence on it; None where the trace names no units."""
+    """Return a chart of the mean step by unit, with a summary; None if the trace names no units."""
     steps = len(analysis.steps)
     if not steps or not analysis.units:
         return None
@@ -421,7 +421,7 @@ def _bars(
 
 
 def _figures(unit: UnitAnalysis, kind: str) -> list[CollectiveFigures]:
-    """Return the unit's figures of one kind; `other` is all that has no bar of its own."""
+    """Return the unit's figures of one kind; `other` is every kind without its own bar."""
     if kind == _OTHER:
         return [figures for name, figures in unit.communication.items() if name not in _NAMED]
     return [unit.communication[kind]] if kind in unit.communication else []

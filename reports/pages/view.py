@@ -1,4 +1,4 @@
-"""A run folder as the page sees it: one `RunView` with a row for every configuration.
+"""A run folder in the form that the page shows: one `RunView` with a row for every configuration.
 
 ::
 
@@ -8,8 +8,8 @@
         config.json   result.json        .settings, .status, .result
         trace/rank0_trace.json.gz        .traces
 
-Loading never fails because of one configuration: a folder that cannot be read becomes a row of status
-`unreadable` that says why. Only a folder that is not a run at all is refused.
+Loading never fails because of one configuration: a folder that cannot be read becomes a row with the status
+`unreadable` and the reason. Only a folder that is not a run at all is refused.
 """
 
 import re
@@ -25,19 +25,19 @@ from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.result import ConfigFile, FolderContentError, Result, read_file
 from fsdpbench.reports.result import Status as Ended
 
-# Further runs of a configuration; its first folder's result has what came of all of them.
+# Folders of repeated runs; the configuration's first folder has the result of all of them.
 _REPEAT_FOLDER = re.compile(r"\.run\d+$")
 
-# A configuration's folder ends in eight hex digits of its key; other folders are not ours to judge.
+# A configuration's folder ends in eight hex digits of its key; other folders are ignored.
 _KEYED_FOLDER = re.compile(r"-[0-9a-f]{8}$")
 
 
 class RunFolderError(UsageError, ValueError):
-    """The path is not a run folder; the message is one line and says what to give instead."""
+    """Raised if the path is not a run folder; the message is one line and says what to give instead."""
 
 
 class Status(StrEnum):
-    """How a configuration ended; `UNREADABLE` is the page's own: its folder is broken."""
+    """The outcome of a configuration; only the page has `UNREADABLE`, for a broken folder."""
 
     OK = "ok"
     OOM = "oom"
@@ -51,7 +51,7 @@ class Status(StrEnum):
 
     @property
     def words(self) -> str:
-        """The status as people say it."""
+        """The status in words."""
         return _WORDS.get(self, self.value)
 
 
@@ -64,8 +64,8 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One configuration: what was asked for (`config`), what came of it (`result`), or what is wrong with
-    it. One that ended well has a `problem` where its figures contradict each other."""
+    """One configuration: the request (`config`), the result (`result`), and what is wrong with it
+    (`problem`). A finished one has a `problem` if its figures contradict each other."""
 
     folder: Path
     config: ConfigFile
@@ -73,34 +73,34 @@ class Configuration:
     status: Status
     problem: str | None = None
     traces: tuple[Path, ...] = ()
-    # Everything that can differ between rows, under its one name: the settings and what stands beside them.
+    # Everything that can differ between rows, each under one name: settings, model, system, hardware, ...
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """Return the configuration's name, or its folder's where it has none."""
+        """Return the configuration's name, or its folder's name if it has none."""
         return self.config.name or self.folder.name
 
     @property
     def hardware(self) -> Mapping[str, Any]:
-        """Return the hardware that the result belongs to, or an empty mapping."""
+        """Return the hardware of the result, or an empty mapping."""
         found = self.result.machine if self.result.hardware is not None else self.config.hardware
         return {"name": found} if isinstance(found, str) else found or {}
 
     @property
     def capacity_bytes(self) -> float | None:
-        """Return the device's memory in bytes, where the hardware's description has it."""
+        """Return the device's memory in bytes, if the hardware's description has it."""
         value = self.hardware.get("memory_bytes")
         return float(value) if isinstance(value, int | float) and value > 0 else None
 
     @property
     def device(self) -> str:
-        """Return `cuda`, `cpu` or `sim`; empty where nothing says it."""
+        """Return `cuda`, `cpu` or `sim`; "" if unknown."""
         return self.result.device or self.config.device
 
     @property
     def system(self) -> str:
-        """Return the system; empty where nothing says it."""
+        """Return the system; "" if unknown."""
         return str(self.settings.get("system") or "")
 
     @property
@@ -110,7 +110,7 @@ class Configuration:
 
     @property
     def compiled(self) -> bool | None:
-        """Return whether it was compiled, and not eager; None where nothing says it."""
+        """Return whether it was compiled, rather than eager; None if unknown."""
         asked = self.config.settings.get("compile")
         return self.result.compiled if self.result.compiled is not None else asked
 
@@ -125,9 +125,9 @@ class Configuration:
 class RunView:
     """Everything in one run folder. `configurations` are in the order of their folders' names.
 
-    `first_point` is the point that takes the first value of every list; `pending` names the points of the
-    sweep that have not run yet, `left_out` the folders of configurations that do not belong to the sweep as
-    `sweep.toml` has it now (an earlier space, or earlier sources).
+    `first_point`: the point with the first value of every list; `pending`: the points of the sweep that have
+    not run yet; `left_out`: the folders of configurations that do not belong to the sweep as `sweep.toml`
+    describes it now (they are from an earlier space, or earlier sources).
     """
 
     folder: Path
@@ -144,7 +144,7 @@ class RunView:
         return any(row.simulated for row in self.configurations)
 
     def with_status(self, *statuses: Status) -> tuple[Configuration, ...]:
-        """Return the configurations that ended in one of the given ways."""
+        """Return the configurations with one of the given statuses."""
         return tuple(row for row in self.configurations if row.status in statuses)
 
 
@@ -152,7 +152,7 @@ def load_run(run_dir: Path) -> RunView:
     """Read a run folder (or one configuration's folder, as a run of one).
 
     Raises:
-        RunFolderError: there is no such folder, or it is not one of a run.
+        RunFolderError: there is no such folder, or it is not a run folder.
     """
     run_dir = Path(run_dir)
     if not run_dir.exists():
@@ -190,7 +190,7 @@ def load_run(run_dir: Path) -> RunView:
 
 
 def _points(sweep_toml: str | None) -> list[str] | None:
-    """Return the folders that the sweep is made of; None where its file does not say (then all do)."""
+    """Return the folders of the sweep's points; None if its file does not list them (then all count)."""
     try:
         points = parse_toml(sweep_toml or "", "sweep.toml").get("points")
     except UnreadableError:
@@ -241,7 +241,7 @@ def _load_configuration(folder: Path) -> Configuration:
 
 
 def _status(result: Result, problems: list[str]) -> Status:
-    """Return the row's status; append to `problems` what makes it unreadable."""
+    """Return the row's status; append to `problems` why it is unreadable."""
     if not problems:
         if result.status is Ended.OK and result.step_time_s is None:
             problems.append("result.json: status is ok but step_time_s is missing")
@@ -253,7 +253,7 @@ def _status(result: Result, problems: list[str]) -> Status:
 
 
 def _settings(config: ConfigFile, result: Result) -> dict[str, object]:
-    """Return all that identifies a row, together, in the order in which people read it."""
+    """Return everything that identifies a row, in reading order."""
     hardware = config.hardware if isinstance(config.hardware, str) else (config.hardware or {}).get("name")
     around: dict[str, object] = {"model": config.model or None, "system": config.system or None}
     around["device"] = config.device or None
@@ -262,16 +262,16 @@ def _settings(config: ConfigFile, result: Result) -> dict[str, object]:
         if (value := getattr(config, name)) is not None:
             around[name] = value
     around |= config.settings
-    if around.get("compile") is None and result.compiled is not None:  # a script, which decides it itself
+    if around.get("compile") is None and result.compiled is not None:  # a script decides this itself
         around["compile"] = result.compiled
     return around
 
 
 def _name_defaults(rows: list[Configuration]) -> list[Configuration]:
-    """Drop settings of value None, or call them `auto` where other rows of the same system set them.
+    """Drop settings with the value None, or call them `auto` if other rows of the same system set them.
 
-    The files write None both for "the default, whatever it is" and for "this system has no such setting"; a
-    system that has it somewhere in the run has it everywhere.
+    The files write None both for "the default, whatever it is" and for "this system lacks the setting"; a
+    system that has the setting in any row of the run has it in every row.
     """
     has = {
         (row.config.system, name) for row in rows for name, value in row.settings.items() if value is not None

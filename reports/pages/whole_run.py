@@ -1,8 +1,8 @@
-"""The charts of the whole run, as plotly figures in plain dictionaries, each with its table.
+"""Charts of the whole run, as plotly figures in plain dictionaries, each with its table.
 
-Colours are written as `var(--name)` and resolved by the page when it draws, so that one figure serves the
-light, the dark and the printed page. Plotly reads a little HTML in texts; every name from a run goes through
-`chart_text`.
+Colors are written as `var(--name)`, and the page resolves them when it draws, so that one figure serves the
+light, the dark and the printed page. Plotly interprets some HTML in texts, so every name from a run goes
+through `chart_text`.
 """
 
 import html
@@ -16,21 +16,21 @@ from fsdpbench.reports.pages.effects import Effect
 from fsdpbench.reports.pages.ranking import Metric, Ranked, label, pareto_front, short_label
 from fsdpbench.reports.result import StepParts
 
-# Bars beyond this many say nothing that the table does not say better, and slow the page down.
+# More bars than this say no more than the table, and slow the page down.
 MOST_BARS = 30
 PARTS = display.WORDS["charts"]["step"]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The figures behind a chart: one header a column, every cell a text."""
+    """The figures behind a chart: one header per column, every cell a text."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
     @property
     def numeric(self) -> frozenset[str]:
-        """Return the columns of figures: those whose every cell starts with a digit, a sign or a dash."""
+        """Return the columns of figures: every cell in them starts with a digit, a sign or a dash."""
         filled = [row for row in self.rows if any(row)]
         return frozenset(
             name
@@ -40,14 +40,14 @@ class Table:
 
     @classmethod
     def of(cls, columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> "Table | None":
-        """Return the table of these rows; None where there are none."""
+        """Return the table of these rows; None if there are none."""
         found = tuple(rows)
         return cls(tuple(columns), found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A plotly figure (`data`, `layout`), what to change in a narrow window, and its table."""
+    """A plotly figure (`data`, `layout`), its changes for a narrow window, and its table."""
 
     name: str
     summary: str
@@ -58,19 +58,19 @@ class Chart:
     note: str = ""
 
     def figure(self) -> dict[str, object]:
-        """Return the chart as plotly draws it."""
+        """Return the chart as a dictionary for plotly."""
         return {"data": self.data, "layout": self.layout, "narrow": self.narrow}
 
 
 def island_table(table: "Table | None") -> dict[str, object] | None:
-    """Return a table as the page's scripts read it; None where there is none."""
+    """Return a table as a dictionary for the page's scripts; None for no table."""
     if table is None:
         return None
     return {"columns": table.columns, "rows": table.rows, "numeric": sorted(table.numeric)}
 
 
 def rule(axis: str, at: float, line: dict[str, object]) -> dict[str, object]:
-    """Return a shape of plotly's: a straight line across the chart, where `axis` (`x` or `y`) is `at`."""
+    """Return a plotly shape: a straight line across the chart, where `axis` (`x` or `y`) is `at`."""
     across = "y" if axis == "x" else "x"
     place = {f"{axis}0": at, f"{axis}1": at, f"{across}ref": "paper", f"{across}0": 0, f"{across}1": 1}
     return {"type": "line", "line": line, **place}
@@ -82,7 +82,7 @@ def capacity_line(capacity: float, axis: str) -> dict[str, object]:
 
 
 def named_places(names: Sequence[str], edge: float = 0.4) -> dict[str, object]:
-    """Return an axis of plotly's with a name at each whole number, the first on top, and `edge` of room."""
+    """Return a plotly axis with a name at each whole number, the first on top, and `edge` of room."""
     return {
         "tickmode": "array",
         "tickvals": list(range(len(names))),
@@ -94,25 +94,25 @@ def named_places(names: Sequence[str], edge: float = 0.4) -> dict[str, object]:
 
 
 def axis(title: str, **more: Any) -> dict[str, object]:
-    """Return an axis of plotly's with a title."""
+    """Return a plotly axis with a title."""
     return {"title": {"text": title}, **more}
 
 
 def scatter(mode: str, name: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> dict[str, object]:
-    """Return a scatter of plotly's; `mode`: `lines`, `markers` or both."""
+    """Return a plotly scatter trace; `mode`: `lines`, `markers` or both."""
     return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **more}
 
 
 def error_bars(above: Sequence[float], below: Sequence[float], **more: Any) -> dict[str, object]:
-    """Return bars of plotly's around points, as far `above` and `below` each."""
+    """Return plotly error bars around points, which extend `above` and `below` each point."""
     return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **more}
 
 
 def part_bars(
     steps: Sequence[StepParts | TimeParts], scales: Sequence[float], hover: str, **more: Any
 ) -> list[dict[str, object]]:
-    """Return stacked bars: the four parts of each step, times `scales`. `hover`: the text under the pointer,
-    with `PART` for the part's name."""
+    """Return stacked bars: the four parts of each step, multiplied by `scales`. `hover`: the hover text, with
+    `PART` for the part's name."""
     return [
         {
             "type": "bar",
@@ -129,7 +129,7 @@ def part_bars(
 
 
 def part_layout(title: str, names: Sequence[str], each: int) -> dict[str, object]:
-    """Return the layout of `part_bars`: `names` beside the bars, `each` pixels a bar, a title below."""
+    """Return the layout of `part_bars`: `names` beside the bars, `each` pixels per bar, the title below."""
     return {
         "barmode": "stack",
         "bargap": 0.3,
@@ -140,7 +140,7 @@ def part_layout(title: str, names: Sequence[str], each: int) -> dict[str, object
 
 
 def chart_text(text: str, longest: int = 60) -> str:
-    """Return a name for a chart: cut to `longest` characters and with plotly's markup taken out of force."""
+    """Return a name for a chart: cut to `longest` characters, and with plotly's markup escaped."""
     text = " ".join(text.split())
     if len(text) > longest:
         text = text[: longest - 1] + "…"
@@ -148,9 +148,9 @@ def chart_text(text: str, longest: int = 60) -> str:
 
 
 def breakdown(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
-    """Return where each traced step goes: four parts that sum to it, best configuration on top.
+    """Return the four parts of each traced step, which sum to it, the best configuration on top.
 
-    Where steps differ in how much they do (another batch, another sequence), bars are times for equal work.
+    If steps differ in their work (another batch, another sequence length), bars are times for equal work.
     """
     timed = [entry for entry in ranked if entry.throughput and entry.row.result.time_s]
     if not timed:
@@ -174,7 +174,7 @@ def breakdown(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) 
 
 
 def _scales(shown: Sequence[Ranked], metric: Metric) -> tuple[list[float], str]:
-    """Return the factors of each step's time, and the unit that it then has."""
+    """Return the factor for each step's time, and the resulting unit."""
     work = [(entry.throughput or 0.0) * (entry.row.result.step_time_s or 0.0) for entry in shown]
     if not min(work) > 0 or max(work) / min(work) < 1.001:
         return [1.0] * len(shown), "ms"
@@ -198,7 +198,7 @@ def _breakdown_table(timed: Sequence[Ranked], varying: Sequence[str]) -> "Table"
 def throughput_against_memory(
     ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric
 ) -> Chart | None:
-    """Return every finished configuration by peak reserved memory and throughput, with the Pareto front."""
+    """Return finished configurations by peak reserved memory and throughput, with the Pareto front."""
     shown = [entry for entry in ranked if entry.throughput and entry.row.result.reserved]
     if not shown:
         return None
@@ -290,7 +290,7 @@ def _scatter_table(
 
 
 def effect_chart(found: Sequence[Effect]) -> Chart | None:
-    """Return the change of throughput by each value against the best configuration's, others held equal."""
+    """Return the change of throughput by each value from the best configuration's, others held equal."""
     shown = [effect for effect in found if effect.ratio is not None]
     if not shown:
         return None
@@ -330,14 +330,14 @@ def _effect_axes(shown: Sequence[Effect]) -> dict[str, object]:
 
 
 def _aside(effect: Effect) -> str:
-    """Return a remark beside the effect for the reader of the chart."""
+    """Return a remark to show beside the effect."""
     text = ["with retries"] if effect.with_retries else []
     text += [f"{effect.out_of_memory} out of memory"] if effect.out_of_memory else []
     return f" ({', '.join(text)})" if text else ""
 
 
 def _range(ratios: Sequence[float | None]) -> list[float]:
-    """Return an axis over all the changes, with a margin: plotly's own cuts the ends of thick lines."""
+    """Return an axis range over all changes, with a margin: plotly's own range cuts thick lines."""
     changes = [(ratio - 1) * 100 for ratio in ratios if ratio is not None]
     margin = 0.06 * (max(changes) - min(changes)) or 1.0
     return [min(changes) - margin, max(changes) + margin]

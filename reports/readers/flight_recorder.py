@@ -1,19 +1,18 @@
 """Dumps of PyTorch's Flight Recorder: which files are dumps, and one rank's dump as checked values.
 
-With `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1` every rank of a job that hangs leaves a
+With `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1` every rank of a job that hangs writes a
 file `nccl_trace_rank_3`: the last collectives that it called, with sizes, dtypes, states and Python frames.
-It is a pickle of plain values as torch writes it, or the JSON of the same. Nothing of the file is trusted:
-classes in a pickle are refused, sizes are bounded, and a value of another type than torch writes reads as if
-it were not there.
+The file is a pickle of plain values, or the same in JSON. Its content is not trusted: classes in a pickle are
+refused, sizes are bounded, and a value of another type than torch writes counts as missing.
 
-Without dumps a hang leaves in the job's logs what the watchdog of NCCL's process groups writes, of torch 1.13
-and later in several forms:
+Without dumps, the job's logs contain time-out messages of the watchdog of NCCL's process groups, which torch
+1.13 and later write in several forms:
 
     [rank3]:[E...] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=31, OpType=...
     [rank2]:[E...] [PG ID 0 PG GUID 0(default_pg) Rank 2] ... Last enqueued NCCL work: 30, last completed...
 
-They name one call of a rank, the first that ran too long, and how many it enqueued and completed: a dump of
-that call, so that one judgement serves both.
+They name one call of a rank, the first that timed out, and how many calls it enqueued and completed. They are
+read as a dump with that call, so that one analysis handles both.
 """
 
 import io
@@ -64,7 +63,7 @@ class Frame(NamedTuple):
 
 
 class GroupName(NamedTuple):
-    """How a rank calls a process group."""
+    """A rank's name and description of a process group."""
 
     name: str
     description: str
@@ -76,8 +75,8 @@ class GroupName(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One call. `sequence` counts the collectives of its group; parts of a coalesced one share it. Sizes are
-    shapes. `created_ns` since the epoch. `state`: `scheduled`, `started` or `completed`."""
+    """One call. `sequence` counts the collectives of its group; parts of a coalesced call share it. Sizes are
+    shapes. `created_ns`: since the epoch. `state`: `scheduled`, `started` or `completed`."""
 
     group: GroupName
     sequence: int
@@ -94,7 +93,7 @@ class Entry:
 
     @property
     def own_frames(self) -> tuple[Frame, ...]:
-        """Return the frames, those of the program itself first; innermost first in both."""
+        """Return the frames, the program's own first, then installed code; innermost first in both."""
         own = [frame for frame in self.frames if not frame.is_installed]
         return (*own, *(frame for frame in self.frames if frame.is_installed))
 
@@ -106,7 +105,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """The last collectives of a group by sequence, -1 for none: called, running on the device, done."""
+    """Sequence numbers of a group's last collectives, -1 for none: called, running on the device, done."""
 
     enqueued: int
     started: int
@@ -115,8 +114,8 @@ class GroupStatus:
 
 @dataclass(frozen=True)
 class Dump:
-    """One rank's file. `members`: the global ranks of each group whose dump says them. `is_cut`: older
-    entries have gone, the recorder keeps the last ones alone."""
+    """One rank's file. `members`: the global ranks of each group, if the dump lists them. `is_cut`: the
+    recorder keeps only the last entries, and older ones are gone."""
 
     path: Path
     rank: int
@@ -213,8 +212,8 @@ def _frames(raw: Any) -> tuple[Frame, ...]:
 
 
 def _members(raw: Any) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of groups by name. torch writes them as a text, `"[0, 1, 2]"`; a group of gloo's
-    without a name is left out."""
+    """Return the ranks of groups by name. torch writes them as a text, `"[0, 1, 2]"`; groups of gloo without
+    a name are left out."""
     found = {}
     for name, config in raw.items() if isinstance(raw, Mapping) else ():
         ranks = config.get("ranks") if isinstance(config, Mapping) else None
@@ -248,7 +247,7 @@ def _texts(raw: Any) -> tuple[str, ...]:
 
 
 def _listed(raw: Any) -> Sequence[Any]:
-    """Return a list of the file; empty where something else is in its place."""
+    """Return a list from the file; empty if the value is not a list."""
     return raw if isinstance(raw, (list, tuple)) else ()
 
 
@@ -278,7 +277,7 @@ def find_dumps(paths: Sequence[Path]) -> dict[int, Path]:
     """Return the dumps among `paths` and in the folders among them, by rank; empty if there are none.
 
     Raises:
-        TraceError: two dumps of one rank, one whose name says no rank, or dumps beside other files.
+        TraceError: two dumps of one rank, a dump whose name has no rank, or dumps mixed with other files.
     """
     found: dict[int, Path] = {}
     others = []
@@ -318,11 +317,11 @@ def _in_folder(folder: Path) -> Iterator[Path]:
             named = (Path(place, name) for name in sorted(names) if _RANK.search(name))
             yield from filter(_is_dump, named)
     except (OSError, ValueError):
-        return  # the reader of traces says what is wrong with it
+        return  # the trace reader reports what is wrong with it
 
 
 def head_of(path: Path) -> bytes | None:
-    """Return the beginning of a file; None where it cannot be read."""
+    """Return the beginning of a file; None if it cannot be read."""
     try:
         if not path.is_file():
             return None
@@ -341,7 +340,7 @@ def _is_dump(path: Path) -> bool:
 
 @dataclass
 class _Seen:
-    """Lines of one rank about one group: its first call that ran too long, calls enqueued and completed."""
+    """Log lines of one rank about one group: its first call that timed out, calls enqueued and completed."""
 
     timed_out: Entry | None = None
     enqueued: int = -1
@@ -350,10 +349,10 @@ class _Seen:
 
 
 def find_logs(paths: Sequence[Path]) -> list[Path]:
-    """Return the paths, if all are logs with a time-out of the watchdog; none if none is.
+    """Return the paths, if all are logs and one of them has a time-out of the watchdog; otherwise none.
 
     Raises:
-        TraceError: logs beside other files.
+        TraceError: logs mixed with other files.
     """
     logs = [path for path in paths if _is_text(path) and _SIGN in reading.read_tail(path, _MOST_BYTES)]
     others = [path for path in paths if path not in logs and not (logs and _is_text(path))]
@@ -363,10 +362,10 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_logs(paths: Sequence[Path]) -> tuple[Dump, ...]:
-    """Return what each rank said, by rank.
+    """Return a dump of what each rank logged, by rank.
 
     Raises:
-        TraceError: a line that names no rank of the job, only one of a group.
+        TraceError: a line names only the rank in a group, not the rank in the job.
     """
     seen: dict[int, dict[str, _Seen]] = {}
     descriptions: dict[str, str] = {"0": DEFAULT_GROUP}
@@ -401,7 +400,7 @@ def _read(path: Path, seen: dict[int, dict[str, _Seen]], descriptions: dict[str,
 
 
 def _rank_of_line(path: Path, line: str, caller: re.Match[str]) -> int:
-    """Return the rank in the job, by the line's prefix, the default group's number, or the file's name."""
+    """Return the rank in the job, from the line's prefix, the default group's number, or the file's name."""
     prefix, of_file = _GLOBAL_RANK.search(line), _OF_FILE.search(path.resolve().as_posix())
     if prefix is not None:
         return int(prefix[1])
@@ -447,7 +446,7 @@ def _dump(
         if own.timed_out is not None:
             entries.append(replace(own.timed_out, group=name, frames=tuple(own.frames)))
         else:
-            # It completed calls that ran too long elsewhere: as far as is known, the same ones.
+            # This rank completed calls that timed out elsewhere: as far as is known, the same calls.
             others = (each[group].timed_out for each in seen.values() if group in each)
             late = {each.sequence: each for each in others if each and each.sequence <= own.completed}
             entries += [replace(each, group=name, state="completed") for each in late.values()]
@@ -458,6 +457,6 @@ def _dump(
 
 
 def _is_text(path: Path) -> bool:
-    """Return whether a file may be a log, and is neither a trace nor a dump."""
+    """Return whether a file may be a log: a text that is neither a trace nor a dump."""
     head = head_of(path)
     return head is not None and b"\0" not in head and head[:1] not in (b"{", b"\x80", b"\x1f")

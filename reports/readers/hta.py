@@ -1,9 +1,9 @@
-"""HolisticTraceAnalysis (package `traceinsight`, `import hta`; extra `hta`): a second analysis on overlap,
-and what it does well besides: the critical path, idle causes, the queues of launched kernels, trace diff.
+"""HolisticTraceAnalysis (package `traceinsight`, `import hta`; extra `hta`): a second computation of overlap,
+and what it adds: the critical path, idle causes, the queues of launched kernels, trace diff.
 
-HTA is loaded only here, and only when called: it pulls in all of JupyterLab.  Its known traps are avoided:
-times are not rounded to microseconds, the last step is kept, and synchronisation records, which it would
-count as computation, are taken out."""
+HTA is imported only here, and only when called: it imports all of JupyterLab.  Its known faults are avoided:
+times are not rounded to microseconds, the last step is kept, and synchronization records, which HTA would
+count as computation, are removed."""
 
 import importlib.util
 import logging
@@ -23,11 +23,11 @@ _NO_ROUNDING = "HTA_DISABLE_NS_ROUNDING"
 
 
 class HtaMissingError(UsageError):
-    """HTA is not installed."""
+    """Raised if HTA is not installed."""
 
 
 def hta_available() -> bool:
-    """Return whether the extra `hta` is installed; HTA is not loaded to find out."""
+    """Return whether the extra `hta` is installed, without importing HTA."""
     return importlib.util.find_spec("hta") is not None
 
 
@@ -46,12 +46,12 @@ def hta_overlap(trace: Path | str) -> float:
 
 
 def hta_critical_path(trace: Path | str, step: int) -> dict[str, float]:
-    """Return seconds of one step's critical path by what bounds it ("gpu_compute_bound",
+    """Return seconds of one step's critical path by their bound ("gpu_compute_bound",
     "gpu_communication_bound", "cpu_bound", "gpu_kernel_launch_overhead", "gpu_kernel_kernel_overhead").
 
     Args:
-        trace: a trace with launches and, for waits between streams, synchronisation records.
-        step: which of its steps, counted from 0.
+        trace: a trace with launches and, for waits between streams, synchronization records.
+        step: index of the step, from 0.
 
     Raises:
         HtaMissingError: the extra `hta` is not installed.
@@ -68,7 +68,7 @@ def hta_critical_path(trace: Path | str, step: int) -> dict[str, float]:
 
 
 def hta_queue_length(trace: Path | str) -> dict[int, float]:
-    """Return by stream how many launched kernels waited on average. Raises `HtaMissingError`."""
+    """Return the average number of launched kernels that wait, by stream. Raises `HtaMissingError`."""
     analysis = _load(trace)
     with _quiet():
         table = analysis.get_queue_length_summary(ranks=[0])
@@ -77,8 +77,8 @@ def hta_queue_length(trace: Path | str) -> dict[int, float]:
 
 
 def hta_idle_causes(trace: Path | str) -> dict[int, dict[str, float]]:
-    """Return seconds of idle time by stream and HTA's categories ("host_wait", "kernel_wait", "other"). For
-    HTA a stream is idle also while another one works. Raises `HtaMissingError`."""
+    """Return seconds of idle time by stream and HTA's categories ("host_wait", "kernel_wait", "other"). HTA
+    counts a stream as idle even while another one works. Raises `HtaMissingError`."""
     analysis = _load(trace)
     with _quiet():
         table, _ = analysis.get_idle_time_breakdown(ranks=[0], visualize=False)
@@ -89,7 +89,7 @@ def hta_idle_causes(trace: Path | str) -> dict[int, dict[str, float]]:
 
 
 class KernelChange(NamedTuple):
-    """How often a kernel ran before and after, and for how long in all (s)."""
+    """The number of runs of a kernel before and after, and their total times (s)."""
 
     count_before: float
     count_after: float
@@ -139,7 +139,7 @@ def _load(trace: Path | str) -> Any:
         from hta.configs.env_options import HTAEnvOptions
         from hta.trace_analysis import TraceAnalysis
 
-        # Read once when HTA was first imported, perhaps by somebody else.
+        # HTA read the variable at its first import, which may have been elsewhere.
         HTAEnvOptions.instance().set_disable_ns_rounding(True)
         files = {0: str(Path(trace).resolve())}
         return TraceAnalysis(trace_files=files, include_last_profiler_step=True)
@@ -147,7 +147,7 @@ def _load(trace: Path | str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence HTA: it logs what its reader cannot act on, and pandas 2.2 warns of the ways it uses pandas."""
+    """Silence HTA: it logs messages without use here, and pandas 2.2 warns about its use of pandas."""
     logger = logging.getLogger("hta")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -165,10 +165,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class HtaOpinion:
-    """HTA's figures of one trace; a figure that HTA cannot find is the reason, as text.
+    """HTA's figures of one trace; a figure that HTA cannot compute is replaced by the reason, a text.
 
-    overlap_fraction: 0 to 1.  critical_path_s: of the first step, by what bounds it.  idle_causes_s, and
-    queue_length (mean, kernels): by stream.
+    overlap_fraction: 0 to 1.  critical_path_s: of the first step, by bound.  idle_causes_s, and queue_length
+    (mean number of kernels): by stream.
     """
 
     trace: str

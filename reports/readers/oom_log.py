@@ -1,11 +1,11 @@
-"""A pasted log with an out-of-memory error: the message, the ranks, and by the traceback phase and line.
+"""A pasted log with an out-of-memory error: the message, the ranks, and the traceback's phase and line.
 
-People paste what they have: quoted by mail, with the marks of launchers, time stamps and colours, as lines of
-JSON, folded by a terminal. `_Text` takes that away first.
+A pasted log may be quoted by mail, contain marks of launchers, time stamps and colors, consist of lines of
+JSON, or be folded by a terminal. `_Text` removes all of that first.
 
-The messages that say memory ran out are of torch's allocators, drivers, launchers and kernels:
+Out-of-memory messages come from torch's allocators, drivers, launchers and kernels:
 
-    until 1.3   as until 2.0, with `C cached)`, what is reserved and not allocated
+    until 1.3   as until 2.0, but with `C cached)`: reserved and not allocated
     until 2.0   Tried to allocate A (GPU 0; T total capacity; U already allocated; F free; R reserved in
     total by PyTorch)
     since 2.1   Tried to allocate A. GPU 0 has a total capacity of T of which F is free. Including
@@ -13,9 +13,9 @@ The messages that say memory ran out are of torch's allocators, drivers, launche
                 by PyTorch, and C is reserved by PyTorch but unallocated.
 
 Variants: `capacty` (2.1), a limit (`L allowed`), other processes (`Process 7 has X memory in use`), private
-pools of CUDA graphs, other back ends (HIP, XPU, NPU) instead of CUDA. Other forms say less (`_FORMS`).
-Source: c10/cuda/CUDACachingAllocator.cpp, c10/cuda/CUDAMallocAsyncAllocator.cpp, c10/core/impl/alloc_cpu.cpp,
-aten/src/ATen/mps/MPSAllocator.mm of these releases.
+pools of CUDA graphs, other backends (HIP, XPU, NPU) instead of CUDA. Other forms have fewer figures
+(`_FORMS`). Source: c10/cuda/CUDACachingAllocator.cpp, c10/cuda/CUDAMallocAsyncAllocator.cpp,
+c10/core/impl/alloc_cpu.cpp, aten/src/ATen/mps/MPSAllocator.mm of these releases.
 """
 
 import re
@@ -40,28 +40,28 @@ _FRAME = re.compile(
     r"|(?:File|│|^) ?(?P<file2>[^\s\":,│]{1,4096}\.py):(?P<line2>[0-9]{1,9}),? in (?P<name2>[^\s(]{1,200})",
     re.MULTILINE,
 )
-"""As Python prints them, and as IPython and rich do."""
+"""Frames in the formats of Python, IPython and rich."""
 _NEW_TRACEBACK = "Traceback (most recent call last)"
 _LINES_BEFORE, _MOST_TRIED, _MOST_MARKS, _FOLDED_FROM = 2000, 100, 6, 40
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
 _TABLE = Path(__file__).parents[1] / "oom_phases.csv"
 _PHASES = tuple((row["phase"], re.compile(row["pattern"])) for row in read_rows(_TABLE))
-"""Of one frame, the first that fits. Names alone (`step`, `load`) do not count: programs have their own."""
+"""The first pattern that fits a frame counts. Names alone (`step`, `load`) do not: programs use them too."""
 _RECOMPUTES = re.compile(r"/torch/autograd/(?:__init__|graph)\.py|/torch/_tensor\.py")
 _PINNED = re.compile(r"pin_memory|(?:cuda|hip)Host(?:Alloc|Register|Malloc)|HostAllocator")
 _UNITS = {"bytes": 1}
 
 _UNITS |= {f"{letter}{b}": 1 << 10 * power for power, letter in enumerate("kmgtpe", 1) for b in ("ib", "b")}
 _NUMBER = r"[\d.]++ (?:bytes|[KMGTPE]i?B)"
-_SIZE = rf"(?<![\d.])({_NUMBER})"  # one scan a run of digits: without the look behind one each digit
+_SIZE = rf"(?<![\d.])({_NUMBER})"  # one scan per run of digits; without the lookbehind, one per digit
 _PARTS = {name: re.compile(text.replace("<size>", _SIZE)) for name, text in _SHAPES["parts"].items()}
-"""Patterns of the parts of a message that torch writes."""
+"""Patterns for the parts of a message from torch."""
 
 
 def _forms() -> dict[str, re.Pattern[str]]:
-    """Read the table: alternatives of each source; `<asked>` is a size, a group of that name."""
+    """Read the table: alternatives for each source; `<asked>` is a size, in a group of that name."""
     kinds: dict[str, list[str]] = {}
-    number = _NUMBER.replace("\\", r"\\")  # of a replacement
+    number = _NUMBER.replace("\\", r"\\")  # escaped for a replacement
     for row in read_rows(Path(__file__).parents[1] / "oom_forms.csv"):
         kinds.setdefault(row["source"], []).append(
             re.sub(r"(?<!P)<(\w+)>", rf"(?<![\\d.])(?P<\1>{number})", row["pattern"])
@@ -70,23 +70,23 @@ def _forms() -> dict[str, re.Pattern[str]]:
 
 
 _FORMS = _forms()
-"""Forms with at most a few figures, in groups of the names of a message's fields. cudaMallocAsync: torch's
-other allocator. vLLM: its own budget, in which torch found memory. pinned: page-locked host memory. driver: a
-bare error, also of NCCL's and of libraries. killed: the host's kernel ended a process for its memory.
-SIGKILL: something ended it, and does not say why. shm: `/dev/shm`, where loaders and NCCL exchange data."""
+"""Forms with a few figures at most, in groups named like a message's fields. cudaMallocAsync: torch's other
+allocator. vLLM: its own memory budget does not fit. pinned: page-locked host memory. driver: a bare error,
+also from NCCL and libraries. killed: the host's kernel killed a process for its memory. SIGKILL: something
+killed it, for an unknown reason. shm: `/dev/shm`, where loaders and NCCL exchange data."""
 _RENAMED = {"mapped": "asked", "array": "asked", "task": "rank"}
 _LONGEST = 2000
 
 
 @dataclass(frozen=True)
 class OomMessage:
-    """One message. Bytes; None is what it does not say, or what contradicts itself.
+    """One message, in bytes; None if the message does not say, or contradicts itself.
 
-    source: the back end (`CUDA`, `HIP`, `XPU`, ...) of torch's caching allocator, or a key of `_FORMS`.
-    process: what this process holds in all, others: what each other process holds (in number of
-    `others_seen`, summed). allowed: the limit of `set_per_process_memory_fraction`. private_pools: of CUDA
-    graphs, part of allocated. rank: where the message itself names it. old: in the form until torch 2.0.
-    variable: the one that the message proposes. position: where it begins in the text.
+    source: the backend (`CUDA`, `HIP`, `XPU`, ...) of torch's caching allocator, or a key of `_FORMS`.
+    process: all that this process holds; others: the sum that other processes hold (`others_seen` of them).
+    allowed: the limit of `set_per_process_memory_fraction`. private_pools: those of CUDA graphs, part of
+    allocated. rank: if the message itself names it. old: in the form until torch 2.0.
+    variable: the environment variable that the message proposes. position: where it begins in the text.
     """
 
     source: str
@@ -110,7 +110,7 @@ class OomMessage:
     @property
     def outside(self) -> int | None:
         """Return the bytes in use outside the allocator: context, NCCL, libraries; also of processes that the
-        driver does not list, where it does not say what this one holds."""
+        driver does not list, if it does not say how much this one holds."""
         if self.reserved is None:
             return None
         used = self.process
@@ -120,26 +120,26 @@ class OomMessage:
 
     @property
     def short(self) -> int | None:
-        """Return by how many bytes the free memory misses the request."""
+        """Return how many bytes of free memory are missing for the request."""
         if self.asked is None or self.free is None:
             return None
         return max(self.asked - self.free, 0)
 
     @property
     def weight(self) -> tuple[bool, bool, bool]:
-        """Return what orders messages by what they say, the least first."""
+        """Return a sort key: messages with more information are greater."""
         return self.asked is not None, self.total is not None, self.source not in ("SIGKILL", "driver")
 
     def to_dict(self) -> dict[str, object]:
-        """Return all figures, the derived ones too."""
+        """Return all figures, including derived ones."""
         hidden = ("position", "rank", "old", "variable")
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in hidden}
         return values | {"outside": self.outside, "short": self.short}
 
 
 def find_messages(text: str) -> list[OomMessage]:
-    """Return every message in a text, in its order; a message that several ranks log counts each time. White
-    space in the text has to be single spaces."""
+    """Return every message in a text, in order; a message that several ranks log counts each time. All white
+    space in the text must be single spaces."""
     starts = list(_PARTS["start"].finditer(text))
     found = []
     for index, start in enumerate(starts):
@@ -205,8 +205,8 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
 
 
 def _this_process(others: list[int], total: int, reserved: int) -> int | None:
-    """Take this process out of `others` and return its bytes; None where it is not among them. In a container
-    the driver knows it by another number; all processes then hold more than the GPU has."""
+    """Remove this process from `others` and return its bytes; None if it is not among them. In a container
+    the driver lists it under another number; then the sum of all processes exceeds the GPU's memory."""
     if sum(others) + reserved <= total:
         return None
     holders = [size for size in others if size >= reserved]
@@ -234,7 +234,7 @@ def _one(part: str, text: str) -> int | None:
 
 
 def _bytes(text: str) -> int | None:
-    """Return the size in bytes; None where the text is not a size (`1.2.3 GiB`), or beyond 2^63."""
+    """Return the size in bytes; None if the text is not a size (`1.2.3 GiB`), or the size exceeds 2^63."""
     try:
         size = with_unit(text, _UNITS)
     except ValueError:
@@ -256,9 +256,9 @@ class Frame:
 
 @dataclass(frozen=True)
 class OomReport:
-    """The content of a text about an out-of-memory error; None where the text does not say.
+    """The findings in a text about an out-of-memory error; None if the text does not say.
 
-    ranks: those whose log holds such a message. where: the innermost line of the user's own program.
+    ranks: the ranks whose log has such a message. where: the innermost line of the user's own program.
     operator: the innermost frame of all. also: the sources of other messages in the text.
     """
 
@@ -285,8 +285,8 @@ class OomReport:
 
 @dataclass(frozen=True)
 class _Text:
-    """A text without its marks. rows: of each line its rank and its words. joined: the words of all lines,
-    with single spaces; starts: where each row begins in it."""
+    """A text without its marks. rows: rank and words of each line. joined: the words of all lines, separated
+    by single spaces; starts: the position of each row in it."""
 
     rows: list[tuple[int | None, str]]
     joined: str
@@ -294,7 +294,7 @@ class _Text:
 
     @classmethod
     def of(cls, text: str, width: int | None) -> "_Text":
-        """Read a text; lines of `width` characters continue in the next one, within a word perhaps."""
+        """Read a text; a line of `width` characters continues in the next one, perhaps within a word."""
         rows: list[tuple[int | None, str]] = []
         goes_on = False
         for raw in text.splitlines():
@@ -317,7 +317,7 @@ class _Text:
         return bisect_right(self.starts, message.position) - 1
 
     def before(self, message: OomMessage) -> str:
-        """Return the traceback that ends at a message, with the message's own line; of its rank alone."""
+        """Return the traceback that ends at a message, with the message's own line; of its rank only."""
         place = self.row_of(message)
         rank = self.rows[place][0]
         rows = self.rows[max(0, place - _LINES_BEFORE) : place + 1]
@@ -326,7 +326,7 @@ class _Text:
 
 
 def _without_marks(raw: str) -> Iterator[tuple[int | None, str]]:
-    """Yield the lines in one line of a log (JSON may hold several), each with the rank that marks it."""
+    """Yield the lines in one line of a log (JSON may hold several), each with the rank in its marks."""
     line = raw.strip()
     if line.startswith("{") and line.endswith("}") and len(line) < _LARGEST_JSON_LINE:
         try:
@@ -349,7 +349,7 @@ def _without_marks(raw: str) -> Iterator[tuple[int | None, str]]:
 
 
 def _texts(content: dict[str, object]) -> Iterator[str]:
-    """Yield the texts of a record of a log: tracebacks first, which end with the message."""
+    """Yield the texts of a log record: tracebacks first, because they end with the message."""
     for name in _SHAPES["texts"]:
         value = content.get(name)
         if isinstance(value, str):
@@ -373,7 +373,7 @@ def _unmarked(line: str) -> tuple[int | None, str]:
 
 
 def read_log(text: str) -> OomReport | None:
-    """Return the first of a text's out-of-memory errors that say most; None if there is none."""
+    """Return the first of the most informative out-of-memory errors in a text; None if there is none."""
     plain = _COLOURS.sub("", text if len(text) < _READ_WHOLE else _around_hints(text))
     tried = [_Text.of(plain, None)]
     if (width := _width(plain)) is not None:
@@ -408,7 +408,7 @@ def read_log(text: str) -> OomReport | None:
 
 
 def _around_hints(text: str) -> str:
-    """Return the lines of a long log around those that may hold a message: the first and the last of them."""
+    """Return the lines around possible messages in a long log; if there are too many, the first and last."""
     lines, kept, end = text.splitlines(), [], 0
     before, after = _LINES_AROUND
     for index, line in enumerate(text.lower().splitlines()):
@@ -420,7 +420,7 @@ def _around_hints(text: str) -> str:
 
 
 def _width(text: str) -> int | None:
-    """Return the width at which a terminal may have folded the lines; None where none is long."""
+    """Return the width at which a terminal may have folded the lines; None if no line is long."""
     lengths = Counter(len(line) for line in text.splitlines() if len(line) >= _FOLDED_FROM)
     return max(lengths, key=lambda length: (lengths[length], length)) if lengths else None
 
@@ -439,7 +439,7 @@ def _frames(text: str) -> list[Frame]:
 
 
 def _phase(frames: list[Frame]) -> str | None:
-    """Return the phase of the innermost frame that names one; backward may run forwards again."""
+    """Return the phase of the innermost frame that shows one; backward may run forwards again."""
     words = [f"{frame.file} in {frame.name}" for frame in frames]
     for depth in reversed(range(len(words))):
         phase = next((phase for phase, pattern in _PHASES if pattern.search(words[depth])), None)
@@ -455,7 +455,7 @@ def _phase(frames: list[Frame]) -> str | None:
 
 
 def _names_pinned(above: str, frames: list[Frame], after: str) -> bool:
-    """Return whether a driver's error was of page-locked host memory: by the innermost call or C++ stack."""
+    """Return whether a driver's error is about page-locked host memory, by innermost call or C++ stack."""
     innermost = above[above.rfind("in " + frames[-1].name) :] if frames else above
     return bool(
         _PINNED.search(innermost) or _PINNED.search(after) or (frames and _PINNED.search(frames[-1].file))

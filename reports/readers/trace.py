@@ -1,7 +1,7 @@
-"""A decoded trace: columns of integers, one row an event; and how much a file may ask for.
+"""A decoded trace: integer columns with one row per event; and the limits on a file's demands.
 
-A Kineto trace of one rank has about a hundred thousand to some millions of events.  Objects an event would
-cost gigabytes, so an event is a row of numpy columns, and names are numbers that index `Trace.names`.
+A Kineto trace of one rank has about a hundred thousand to some millions of events.  One object per event
+would cost gigabytes, so an event is a row of numpy columns, and names are indices into `Trace.names`.
 All times are integer nanoseconds on the trace's own clock."""
 
 import os
@@ -30,11 +30,11 @@ Bool = npt.NDArray[np.bool_]
 T = TypeVar("T")
 
 MISSING = -1
-"""Means "the event does not say" in the columns correlation, stream and device."""
+"""Value for "the event does not say" in the columns correlation, stream and device."""
 
 
 class TraceError(UsageError):
-    """A file that cannot be read as a trace: `path`, and the `reason` in one line."""
+    """Raised for a file that cannot be read as a trace: `path`, and the `reason` in one line."""
 
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -43,8 +43,8 @@ class TraceError(UsageError):
 
 
 class Category(IntEnum):
-    """The kinds of events that the analysis uses; everything else (flows, Python frames) is not kept. Of
-    Python's frames those of modules are."""
+    """The kinds of events that the analysis uses; others (flows, Python frames except those of modules) are
+    not kept."""
 
     CPU_OP = 1
     USER_ANNOTATION = 2
@@ -58,7 +58,7 @@ class Category(IntEnum):
 
 
 class Columns:
-    """A dataclass of arrays of equal length, one row an event."""
+    """A dataclass of arrays of equal length, one row per event."""
 
     def __len__(self) -> int:
         return len(self.columns()[0])
@@ -97,12 +97,12 @@ class Events(Columns):
         return self.start + self.duration
 
     def ends(self, rows: Int64) -> Int64:
-        """Return the ends of these rows: less than the ends of all to select from."""
+        """Return the ends of these rows, which is faster than selecting from all ends."""
         return self.start[rows] + self.duration[rows]
 
 
 def of_categories(category: Int8, chosen: Iterable[Category]) -> Bool:
-    """Return a mask of a column's rows of the `chosen` categories. For a few, comparing beats `np.isin`."""
+    """Return a mask of a column's rows of the `chosen` categories. For few, it is faster than `np.isin`."""
     return reduce(np.bitwise_or, (category == int(each) for each in chosen))
 
 
@@ -124,10 +124,10 @@ class CollectiveInfo:
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """The inputs of an operator's call (`record_shapes`): of each its sizes (none for what is not a tensor,
-    or has no dimension), its type and, of a plain value, its text; all as the file has them. strides: of each
-    input, as far as they are known.  moved: bytes, where a fused kernel states them.  lists: sizes in each
-    list of tensors.
+    """The inputs of an operator's call (`record_shapes`): of each its sizes (empty if it is not a tensor, or
+    has no dimension), its type and, for a plain value, its text; all as in the file. strides: of each input,
+    as far as they are known.  moved: bytes, if a fused kernel states them.  lists: sizes in each list of
+    tensors.
     """
 
     sizes: tuple[tuple[int, ...], ...]
@@ -140,14 +140,14 @@ class OperatorCall:
 
 @dataclass(frozen=True, eq=False)
 class Calls:
-    """Inputs of calls. rows: int64, of the operators' events.  number: int32, into `inputs`, which differ."""
+    """Inputs of calls. rows: int64, of the operators' events.  number: int32, into the distinct `inputs`."""
 
     rows: Int64
     number: Int32
     inputs: tuple[OperatorCall, ...]
 
     def by_row(self) -> dict[int, OperatorCall]:
-        """Return the inputs by row, in the order of the file; it takes 70 bytes a call."""
+        """Return the inputs by row, in the order of the file; this takes 70 bytes per call."""
         numbers = self.number.tolist()
         return dict(zip(self.rows.tolist(), map(self.inputs.__getitem__, numbers), strict=True))
 
@@ -155,8 +155,8 @@ class Calls:
 @dataclass(frozen=True, eq=False)
 class MemoryEvents(Columns):
     """Allocations and frees: int64 columns time (ns), bytes (signed), allocated and reserved (totals after
-    the event), address, device_type (0 CPU, 1 CUDA, 20 PrivateUse1), device_id, active (the total with what
-    other streams still use, MISSING as a rule: only simulated traces tell it)."""
+    the event), address, device_type (0 CPU, 1 CUDA, 20 PrivateUse1), device_id, active (the total including
+    blocks that other streams still use; usually MISSING: only simulated traces have it)."""
 
     time: Int64
     bytes: Int64
@@ -170,7 +170,7 @@ class MemoryEvents(Columns):
 
 @dataclass(frozen=True, eq=False)
 class RetryEvents(Columns):
-    """Allocator retries: int64 columns time (ns), bytes asked for, bytes freed by the retry."""
+    """Allocator retries: int64 columns time (ns), bytes requested, bytes freed by the retry."""
 
     time: Int64
     bytes: Int64
@@ -181,10 +181,10 @@ class RetryEvents(Columns):
 class EventColumns:
     """All of a trace that comes from its list of events.
 
-    `collectives` maps a row of `events` to its metadata; `calls` are of operators whose cost follows from
-    their shapes (`is_shaped`); `lanes` holds (pid, tid) as the file has them.  Findings
-    of the decoder, each a line: `problems` say what figures may lack or what contradicts itself, `remarks` do
-    no harm.
+    `collectives` maps a row of `events` to its metadata; `calls`: of operators whose cost follows from their
+    shapes (`is_shaped`); `lanes`: (pid, tid) as in the file.  Findings
+    of the decoder, one line each: `problems` are missing data or contradictions that may affect figures,
+    `remarks` are harmless.
     """
 
     events: Events
@@ -214,7 +214,7 @@ class Trace(EventColumns):
         return np.flatnonzero(of_categories(self.events.category, categories))
 
     def names_that(self, test: Callable[[str], object]) -> Bool:
-        """Return a mask over `names`: those that pass `test`. A trace has some hundred, each tested once."""
+        """Return a mask of the `names` that pass `test`. A trace has some hundred names, each tested once."""
         return np.fromiter((bool(test(name)) for name in self.names), np.bool_, len(self.names))
 
     def rows_named(self, test: Callable[[str], object], *categories: Category) -> Int64:
@@ -223,9 +223,9 @@ class Trace(EventColumns):
         return rows[self.names_that(test)[self.events.name[rows]]]
 
     def parsed_annotations(self, parse: Callable[[str], T | None]) -> Iterator[tuple[T, int, int, int]]:
-        """Yield (what `parse` makes of the name, start ns, end ns, lane) of annotations, by their start.
+        """Yield (what `parse` returns for the name, start ns, end ns, lane) of annotations, by their start.
 
-        Each name is parsed once; annotations of which `parse` makes None are left out.
+        Each name is parsed once; annotations for which `parse` returns None are left out.
         """
         found = {number: each for number, name in enumerate(self.names) if (each := parse(name)) is not None}
         events, rows = self.events, self.rows(Category.USER_ANNOTATION)
@@ -235,7 +235,7 @@ class Trace(EventColumns):
             yield found[name], *place
 
     def by_start(self, rows: Int64) -> Int64:
-        """Return these rows by their events' start; those that start together in their own order."""
+        """Return these rows sorted by their events' start; events that start together keep their order."""
         return rows[np.argsort(self.events.start[rows], kind="stable")]
 
     def name_of(self, row: int) -> str:
@@ -243,12 +243,12 @@ class Trace(EventColumns):
         return self.names[int(self.events.name[row])]
 
 
-# A trace is refused beyond limits: a few bytes of gzip can hold gigabytes.
-# Memory follows the limits: columns of about 100 bytes an event, its text in pieces that are no longer than
-# the longest event and a block, and the names, each once.
+# Traces beyond these limits are refused: a few bytes of gzip can expand to gigabytes.
+# Memory follows the limits: about 100 bytes of columns per event, text in pieces no longer than the longest
+# event and a block, and each name once.
 
 VARIABLE = "FSDPBENCH_TRACE_LIMITS"
-"""Environment variable with limits as `analyze --limit` takes them, separated by commas."""
+"""Environment variable with limits in the form of `analyze --limit`, separated by commas."""
 
 _LEAST = {"unpacked": 1, "depth": 4, "event": 4 << 20, "events": 1}
 _MOST = 2**62
@@ -263,10 +263,10 @@ class TraceLimits:
     """Limits of one trace file.
 
     Args:
-        unpacked: bytes of its JSON, unpacked; of a memory snapshot, of the file.
-        depth: levels to which objects and lists nest (a usual trace has 6).
-        event: bytes of one event, and of all that is beside the events.
-        events: events of any kind, metadata included.
+        unpacked: bytes of its JSON, unpacked; for a memory snapshot, of the file.
+        depth: nesting levels of objects and lists (a usual trace has 6).
+        event: bytes of one event, and of everything beside the events.
+        events: number of events of any kind, metadata included.
     """
 
     unpacked: int = 4 << 30
@@ -318,7 +318,7 @@ class TraceLimits:
 
 
 def bytes_text(count: int) -> str:
-    """Return bytes as text, `4 GiB`, `43.1 MB`: binary units where they are whole."""
+    """Return bytes as text, `4 GiB`, `43.1 MB`: with a binary unit if the number is then whole."""
     for power, (binary, decimal) in enumerate(
         (("KiB", "kB"), ("MiB", "MB"), ("GiB", "GB"), ("TiB", "TB")), 1
     ):
@@ -338,7 +338,7 @@ def dtype_bytes(dtype: str | None) -> int | None:
     if dtype is None:
         return None
     name = dtype.lower().removeprefix("torch.").removeprefix("c10::")
-    if name.startswith("float8") or name == "float4_e2m1fn_x2":  # two in a byte, which is an element
+    if name.startswith("float8") or name == "float4_e2m1fn_x2":  # two values per byte; an element is a byte
         return 1
     return _SIZES.get(name)
 
@@ -349,15 +349,15 @@ def dtype_from_input_type(input_type: str) -> str | None:
 
 
 OPERATORS = _NAMES["operators"]
-"""Operators that are read with their shapes, by kind."""
+"""Operators whose shapes are read, by kind."""
 
 # Categories of the profiler's events.
 _IGNORED = frozenset(_NAMES["categories"].pop("ignored"))
-"""Other categories of Kineto, which say nothing of what is measured here."""
+"""Other categories of Kineto, which the analysis does not need."""
 CATEGORIES = {name: Category[kind] for kind, names in _NAMES["categories"].items() for name in names}
-"""By the name in a trace."""
+"""Categories by their names in a trace."""
 
-# Accelerators whose work Kineto writes in categories of its own, none of them "kernel".
+# Accelerators whose work Kineto writes under their own categories, none of them "kernel".
 _ACCELERATOR = re.compile(
     r"^(mtia|hpu|glow|xla|tpu|npu|ascend|neuron|musa|mlu|ipu|vulkan|mps|metal|gcu|dlc|sdaa|supa)([_ ]|$)",
     re.I,
@@ -371,8 +371,8 @@ def is_module(category: str, name: str) -> bool:
 
 
 def unknown_categories(found: Counter[str], on_device: bool) -> tuple[list[str], list[str]]:
-    """Return lines about the categories of complete events: problems, which take the trust away, and remarks,
-    which do not. `on_device`: there are also kernels or copies."""
+    """Return lines about the categories of complete events: problems, which make a trace untrusted, and
+    remarks, which do not. `on_device`: there are also kernels or copies."""
     unknown = {name: count for name, count in found.items() if name not in _IGNORED}
     accelerators = {name: count for name, count in unknown.items() if _ACCELERATOR.match(name)}
     others = {name: count for name, count in unknown.items() if name not in accelerators}
@@ -387,7 +387,7 @@ def unknown_categories(found: Counter[str], on_device: bool) -> tuple[list[str],
     text = f"events of categories that are not known do not count: {_listed(others)}"
     if on_device or accelerators:
         return problems, [text]
-    # Nothing else says what a device did: these may be its work.
+    # No other event shows what a device did: these may be its work.
     return [f"{text}; if they are a device's work, the figures lack it"], []
 
 

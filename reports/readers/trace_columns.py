@@ -1,4 +1,4 @@
-"""Columns from decoded events, chunk by chunk: names and threads become numbers, times nanoseconds."""
+"""Columns from decoded events, in chunks: names and threads become numbers, times become nanoseconds."""
 
 import re
 from collections import Counter
@@ -51,7 +51,7 @@ DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:")
 """Annotations that torch's process groups write around a collective."""
 
-# Plain integers: an enum's members are slow to look up, and to convert.
+# Plain integers: enum members are slow to look up and to convert.
 _NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}
 _MODULE = int(Category.MODULE)
 _UNKNOWN = 0
@@ -63,15 +63,15 @@ _Arguments = TypeVar("_Arguments", bound=Struct)
 
 
 class _GrowingColumns:
-    """Columns that chunks of rows are appended to. A list of chunks would be copied once more at the end, and
-    remain between the texts of events, whose memory then is not given back."""
+    """Columns to which chunks of rows are appended. A list of chunks would be copied once more at the end,
+    and would stay between the texts of events, whose memory then could not be given back."""
 
     def __init__(self, dtypes: Iterable[Any]) -> None:
         self.rows = 0
         self._columns = [np.empty(0, dtype) for dtype in dtypes]
 
     def append(self, chunk: Sequence[Any]) -> None:
-        """Append rows, given as one array a column."""
+        """Append rows, given as one array per column."""
         end = self.rows + len(chunk[0])
         if end > len(self._columns[0]):
             for place, column in enumerate(self._columns):
@@ -88,11 +88,11 @@ class _GrowingColumns:
 
 
 _Kind = tuple[str, str, str, int | str | None, int | str | None]
-"""What many events share: phase, category, name, process and thread."""
+"""The fields that many events share: phase, category, name, process and thread."""
 
 
 class _Kinds(dict[_Kind, int]):
-    """Numbers kinds of events in order of first sight; `columns` has what those of a kind share."""
+    """Numbers kinds of events in order of first appearance; `columns` returns what events of a kind share."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
@@ -107,14 +107,14 @@ class _Kinds(dict[_Kind, int]):
         is_complete = category != _UNKNOWN and phase == "X"
         if is_complete:
             named = self.names.setdefault(name, len(self.names))
-            # The process is part of the lane: two processes may number their threads alike.
+            # The process is part of the lane: two processes may use the same thread numbers.
             lies = self.lanes.setdefault((lane[0], lane[1]), len(self.lanes))
         self._new.append((category, is_complete, named, lies, is_shaped(name)))
         number = self[kind] = len(self)
         return number
 
     def columns(self, events: Sequence[AnyEvent]) -> list[Any]:
-        """Return columns: category, whether complete, name and lane of those that are, whether shaped."""
+        """Return columns: category, whether complete, name and lane of complete ones, whether shaped."""
         kinds = map(self.__getitem__, [(each.ph, each.cat, each.name, each.pid, each.tid) for each in events])
         number = np.fromiter(kinds, np.int32, len(events))
         if self._new:
@@ -124,7 +124,7 @@ class _Kinds(dict[_Kind, int]):
 
 
 class _Inputs(dict[tuple[bytes, Number | None], int]):
-    """Numbers the inputs of calls, given as texts and gigabytes, by what they say."""
+    """Numbers the inputs of calls, given as texts and gigabytes, by their content."""
 
     def __init__(self) -> None:
         self.distinct: dict[OperatorCall, int] = {}
@@ -140,7 +140,7 @@ class _Inputs(dict[tuple[bytes, Number | None], int]):
 
 
 class ColumnBuilder:
-    """Takes the events of a file in chunks of any size; `finish` gives the columns of all of them."""
+    """Collects the events of a file in chunks of any size; `finish` returns the columns of all of them."""
 
     def __init__(self, all_calls: bool = False) -> None:
         self.seen = 0
@@ -212,7 +212,7 @@ class ColumnBuilder:
         )
 
     def _problems(self, columns: Events) -> list[str]:
-        """Return lines on what else the figures may lack."""
+        """Return lines about other gaps in the figures."""
         unknown = [number for lane, number in self._kinds.lanes.items() if None in lane]
         on_host = ~of_categories(columns.category, DEVICE_CATEGORIES)
         threadless = int((np.isin(columns.lane, unknown) & on_host).sum()) if unknown else 0
@@ -265,7 +265,7 @@ class ColumnBuilder:
     def _add_operators(self, events: Sequence[AnyEvent], chosen: Bool) -> None:
         rows = np.flatnonzero(chosen)
         keys = [
-            # No JSON holds the byte 0: texts joined by it are equal only where each of them is.
+            # JSON cannot contain the byte 0: joined texts are equal only if each of the parts is.
             (_BETWEEN.join((each.sizes, each.types, each.values, each.strides)), each.gigabytes)
             for each in self._arguments(events, rows.tolist(), CalledArguments)
         ]
@@ -293,14 +293,14 @@ def _small_ints(values: Sequence[int]) -> Int32:
 
 
 def _usable(columns: Events, has_start: Bool, has_duration: Bool) -> tuple[Bool, list[str]]:
-    """Return a mask of the events that can be placed in time, and lines on what is wrong with the others."""
+    """Return a mask of the events that can be placed in time, and lines about errors in the others."""
     problems: list[str] = []
     usable = has_start.copy()
     negative = has_start & (columns.duration < 0)
     lengthless = has_start & ~has_duration
     zero = has_start & (columns.start <= 0)
     later = columns.start[has_start & (columns.start > 0)]
-    # A trace may well begin at 0; an event at 0 is lost when (nearly) everything else lies far behind.
+    # A trace may well begin at 0; an event at 0 is wrong if (nearly) all other events are much later.
     if zero.any() and len(later):
         low, high = np.percentile(later, [10, 90])
         zero &= bool(low > high - low)
@@ -332,7 +332,7 @@ def _described(name: str, arguments: DeviceArguments) -> CollectiveInfo:
 
 
 def _from_input_shapes(name: str, arguments: SpanArguments) -> CollectiveInfo:
-    """Return a gloo span's metadata: the shapes of its inputs are known; a scalar has the shape []."""
+    """Return a gloo span's metadata: only the shapes of its inputs are known; a scalar has the shape []."""
     elements = dtype = None
     try:
         if arguments.input_dims:
@@ -345,12 +345,12 @@ def _from_input_shapes(name: str, arguments: SpanArguments) -> CollectiveInfo:
 
 
 def _whole(number: Number | None) -> int | None:
-    """Return a count or size; None where the number is neither."""
+    """Return a count or size; None if the number is neither."""
     return int(number) if number is not None and 0 <= number < 2.0**62 else None
 
 
 def _group_size(number: Number | None) -> int | None:
-    """Return the number of ranks; None beyond a million: no job has as many."""
+    """Return the number of ranks; None beyond a million, which no job has."""
     size = _whole(number)
     return size if size and size <= 1 << 20 else None
 
@@ -360,7 +360,7 @@ def _lane(number: int | str | None) -> int | str:
 
 
 class InstantColumns:
-    """Takes instants in chunks; `finish` gives the columns of `kind` in order of time."""
+    """Collects instants in chunks; `finish` returns the columns of `kind` in order of time."""
 
     def __init__(self, kind: type[MemoryEvents] | type[RetryEvents]) -> None:
         self.lost = 0
@@ -398,9 +398,9 @@ def integers(values: Sequence[Number]) -> Int64:
 
 
 LARGEST_EXACT_MICROSECONDS = 2.0**43
-"""Up to here a double tells neighbouring nanoseconds apart (its steps are at most 0.001 us)."""
+"""Up to this a double distinguishes neighboring nanoseconds (its steps are at most 0.001 us)."""
 LARGEST_MICROSECONDS = 2.0**52
-"""Times and durations beyond (142 years) are invalid; the sum of two fits into int64 nanoseconds."""
+"""Longer times and durations (142 years) are invalid; the sum of two fits into int64 nanoseconds."""
 
 
 _WITH_DECIMALS = re.compile(rb'"ts"\s*:\s*\d+\.\d')
@@ -408,52 +408,52 @@ _SAMPLE = 16
 
 
 def needs_digits(times: Iterable[float | None], text: bytes) -> bool:
-    """Return whether times decoded from this text have decimals that a double is too coarse for.
+    """Return whether times decoded from this text have decimals that a double cannot represent.
 
-    The times of a trace are close together, so that a few of them show the magnitude of all.
+    The times of a trace are close together, so a few of them show the magnitude of all.
     """
     some = max(islice((time for time in times if time), _SAMPLE), default=0.0)
     return some > LARGEST_EXACT_MICROSECONDS and _WITH_DECIMALS.search(text) is not None
 
 
 def from_floats(times: Sequence[float | None]) -> tuple[Int64, Bool]:
-    """Return times in int64 ns (0 where there is none), and a mask of those that are there."""
+    """Return times in int64 ns (0 if missing), and a mask of those present."""
     microseconds = np.array(times, np.float64)  # None becomes nan
     present = np.abs(microseconds) < LARGEST_MICROSECONDS
     if not present.all():
         microseconds = np.where(present, microseconds, 0.0)
     whole = np.floor(microseconds)
-    # Taken apart, the product cannot round: the fraction alone is scaled.
+    # Split into whole and fraction, the product cannot round: only the fraction is scaled.
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64), present
 
 
 def from_digits(times: Sequence[Decimal | None]) -> tuple[Int64, Bool]:
-    """Return times in int64 ns (0 where there is none), and a mask, where doubles are too coarse."""
+    """Return times in int64 ns (0 if missing), and a mask of those present, if doubles are too coarse."""
     known = [time if time is not None and abs(time) < LARGEST_MICROSECONDS else None for time in times]
     ns = np.array([int((time or 0) * 1000) for time in known], np.int64)
     return ns, np.array([time is not None for time in known], np.bool_)
 
 
-# Allocations and frees of one time are ordered by the totals after each of them:
+# Allocations and frees with the same time are ordered by the totals after them:
 #
-#     time  bytes  total after     |  the total before an event (after less bytes) is the one after the event
-#     5 ms   +512          512     |  before it, so that the three of 7 ms follow one another in one way
+#     time  bytes  total after     |  the total before an event (after less bytes) is the total after the
+#     5 ms   +512          512     |  previous event, so that the three of 7 ms have a single possible order
 #     7 ms   +256         1024  3. |
 #     7 ms  +1024         1536  1. |
 #     7 ms   -768          768  2. |
 #
-# A file may have them in any order; where their totals do not show one, the file's order stays.
+# A file may have them in any order; if their totals do not determine one, the file's order stays.
 
 _MOST = 40
 _TRIED_AN_EVENT = 2
 _TRIED_AT_LEAST = 2000
 
 _Event = tuple[int, int, int, int]
-"""Row, bytes, the total after it, address."""
+"""Row, bytes, total after the event, address."""
 
 
 def in_order(memory: MemoryEvents) -> MemoryEvents:
-    """Return the events, which are in order of time, with those of one time and device in order as well."""
+    """Return the events, which are sorted by time, with events of one time and device in order as well."""
     order = np.arange(len(memory))
     rows = np.lexsort((memory.device_id, memory.device_type))
     search = _Search(memory)
@@ -466,7 +466,7 @@ def in_order(memory: MemoryEvents) -> MemoryEvents:
 
 
 def _out_of_order(memory: MemoryEvents, rows: Int64) -> Iterator[tuple[int, int, bool]]:
-    """Yield stretches [low, high) of `rows` of one device and time, of which an event does not continue from
+    """Yield stretches [low, high) of `rows` with one device and time in which an event does not continue from
     the total before it; and whether the stretch is the device's first."""
     kind, device, time = memory.device_type[rows], memory.device_id[rows], memory.time[rows]
     of_another = np.append(True, (kind[1:] != kind[:-1]) | (device[1:] != device[:-1]))[: len(rows)]
@@ -489,10 +489,10 @@ class _Search:
         self._left = _TRIED_AN_EVENT * len(memory) + _TRIED_AT_LEAST
 
     def order(self, rows: Int64, before: int | None) -> list[int] | None:
-        """Return the rows in order, from the total `before`; None without one, or if finding it is slow."""
+        """Return the rows in order, from the total `before`; None if none exists or the search is slow."""
         memory = self._memory
         columns = (rows, memory.bytes[rows], memory.allocated[rows], memory.address[rows])
-        # In an order of its own, so that what is found does not depend on the file's.
+        # Sorted by themselves, so that the result does not depend on the file's order.
         events = sorted(zip(*(column.tolist() for column in columns), strict=True), key=lambda each: each[1:])
         begins = [before] if before is not None else sorted({after - size for _, size, after, _ in events})
         return next(filter(None, (self._from(total, events, {}) for total in begins)), None)
@@ -501,7 +501,7 @@ class _Search:
         if not events:
             return []
         for place, (row, size, after, address) in enumerate(events):
-            # What is alive is not allocated again, and what was freed not freed.
+            # A live address is not allocated again, and a freed one is not freed again.
             if after - size != total or alive.get(address) is (size > 0) or not self._left:
                 continue
             self._left -= 1

@@ -1,11 +1,11 @@
 """The shape of Kineto's JSON, as msgspec structs: events, and their arguments by kind.
 
 Only the fields named here become objects. Arguments stay undecoded text at first (`Raw`): most events'
-arguments are never looked at.
+arguments are never needed.
 
-Events of two shapes exist because of numbers.  Most traces count microseconds from a recent base, so that a
-double holds nanoseconds exactly; older ones count from 1970 with three decimals, which a double cannot hold
-(at 1.7e15 its steps are 0.25).  Those are decimals (`ExactEvent`).
+There are two kinds of events because of numbers.  Most traces count microseconds from a recent base, so that
+a double holds nanoseconds exactly; older ones count from 1970 with three decimals, which a double cannot hold
+(at 1.7e15 its steps are 0.25).  These times are decimals (`ExactEvent`).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from msgspec.json import Decoder
 from fsdpbench.reports.readers.trace import OPERATORS, OperatorCall
 
 ABSENT = Raw(b"")
-"""An undecoded field that the file does not have. (`Raw | None` would be decoded like any other value.)"""
+"""An undecoded field that the file lacks. (`Raw | None` would be decoded like any other value.)"""
 
 
 class _Event(Struct, gc=False):
@@ -39,7 +39,7 @@ class FloatEvent(_Event, gc=False):
 
 
 class KnownEvent(FloatEvent, gc=False, forbid_unknown_fields=True):
-    """An event that has no other fields than Kineto writes: only its arguments may nest."""
+    """An event with only the fields that Kineto writes: only its arguments may nest."""
 
     id: int | str | None = None
     bp: str | None = None
@@ -54,7 +54,7 @@ class ExactEvent(_Event, gc=False):
 
 
 class File(Struct, gc=False):
-    """A whole file, or its beginning or end; what is beside the events is small and decoded later."""
+    """A whole file, or its beginning or end; everything beside the events is small and decoded later."""
 
     events: list[FloatEvent] | None = field(name="traceEvents", default=None)
     distributed: Raw = field(name="distributedInfo", default=ABSENT)
@@ -77,9 +77,9 @@ RAW_EVENTS = Decoder(list[Raw])
 EXACT_EVENTS = Decoder(list[ExactEvent])
 
 
-# The arguments of one kind are joined into one JSON list: one call decodes thousands.  When that fails (a
-# number given as a string, a list where a number belongs) each is decoded on its own, and a field of the
-# wrong kind is left out by itself.
+# The arguments of one kind are joined into one JSON list, so that one call decodes thousands.  If that fails
+# (a number given as a string, a list instead of a number), each is decoded on its own, and only a field of
+# the wrong type is left out.
 
 Number = int | float
 
@@ -142,7 +142,7 @@ _NOT_CONVERTIBLE = (msgspec.DecodeError, OverflowError, ValueError)
 
 
 def decode_arguments(texts: Sequence[Raw], kind: type[_Arguments]) -> tuple[list[_Arguments], int]:
-    """Return one `kind` a text, in order, with defaults for unusable fields; and how many were broken."""
+    """Return one `kind` per text, in order, with defaults for unusable fields; and how many are broken."""
     try:
         return _decode_many(texts, kind), 0
     except _NOT_CONVERTIBLE:
@@ -194,7 +194,7 @@ def is_shaped(name: str) -> bool:
 
 
 def call_of(arguments: CalledArguments) -> OperatorCall:
-    """Return the call in plain and bounded values; without sizes where the file has none that can be."""
+    """Return the call as plain, bounded values; without sizes if the file has no usable ones."""
     texts = (arguments.sizes, arguments.types, arguments.values, arguments.strides)
     sizes, types, values, strides = map(_decoded, texts)
     count = len(sizes) if len(sizes) <= _MOST_INPUTS else 0
@@ -209,7 +209,7 @@ def call_of(arguments: CalledArguments) -> OperatorCall:
 
 
 def _decoded(text: Raw) -> list[Any]:
-    """Return the text's list; empty where it holds none."""
+    """Return the list in the text; empty if it has none."""
     found = msgspec.json.decode(text) if text != ABSENT else None
     return found if isinstance(found, list) else []
 

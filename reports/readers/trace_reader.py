@@ -1,10 +1,10 @@
-r"""Reads a Kineto trace (Chrome trace JSON, plain or gzip) into `Trace`.
+r"""Reader of Kineto traces (Chrome trace JSON, plain or gzip) into `Trace`.
 
     blocks of bytes -> chunks of events -> typed structs -> columns -> Trace
-                                \-> cut by brackets, fixed, events converted one by one, when that fails
+                                \-> if that fails: cut by brackets, repaired, events converted one by one
 
 The first way needs about a second for a million events, and little memory.  Garbage collection is paused
-meanwhile: thousands of new objects, none of them garbage, would be walked again and again."""
+during it: it would traverse thousands of new objects, none of them garbage, again and again."""
 
 import gc
 import re
@@ -27,11 +27,11 @@ def read_trace(path: Path | str, limits: TraceLimits | None = None, *, all_calls
 
     Args:
         path: a Kineto JSON file, gzip-compressed or plain; the content decides, not the name.
-        limits: how much the file may ask for; the defaults and `FSDPBENCH_TRACE_LIMITS` unless given.
-        all_calls: keep the inputs of every operator, lists of tensors too, not only of those of known cost.
+        limits: limits on the file's demands; by default those of `FSDPBENCH_TRACE_LIMITS`.
+        all_calls: keep the inputs of every operator, with lists of tensors, not only if the cost is known.
 
     Raises:
-        TraceError: the file is missing, empty, truncated, not JSON, no trace, or beyond a limit.
+        TraceError: the file is missing, empty, truncated, not JSON, not a trace, or beyond a limit.
     """
     path = Path(path)
     try:
@@ -63,19 +63,19 @@ class _Decoded:
     remarks: list[str] = field(default_factory=list)
 
     def check_depth(self, text: bytes, outside: int) -> None:
-        """Raise TraceError where `text`, inside of `outside` levels, nests deeper than the limit."""
+        """Raise TraceError if `text`, which is inside `outside` levels, nests deeper than the limit."""
         depth = nesting(text) + outside
         if depth > self.limits.depth:
             raise TraceError(self.path, self.limits.refusal("depth", f"nests {depth:,} levels deep"))
 
     def events_of(self, text: bytes) -> Sequence[trace_events.FloatEvent]:
-        """Return the events of a list. Raises TraceError as `check_depth`; what the decoder raises."""
+        """Return the events of a list. Raises TraceError as `check_depth` does, and the decoder's errors."""
         try:
             events = trace_events.KNOWN_EVENTS.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.check_depth(text, outside=1)
             return trace_events.FLOAT_EVENTS.decode(text)
-        # Only arguments nest, in the file, its list and an event: n levels have 2n brackets.
+        # Only arguments nest, inside the file, its list and an event: n levels have 2n brackets.
         shallow = 2 * (self.limits.depth - 3)
         if long := [event.args for event in events if len(event.args) > shallow]:
             self.check_depth(b"[%b]" % b",".join(long), outside=2)
@@ -114,7 +114,7 @@ def _decode_in_chunks(decoded: _Decoded) -> _Decoded:
         file = trace_events.FILE.decode(text)
         decoded.beside |= _beside(file)
         if file.events:
-            # The end of the file: its events alone, again as a list, in case their digits are needed.
+            # The end of the file: its events only, as a list again, in case their digits are needed.
             decoded.add(file.events, None if kind == "beginning" else text)
     return decoded
 
@@ -129,7 +129,7 @@ def _beside(file: trace_events.File) -> dict[str, object]:
 
 
 def _decode_tolerantly(decoded: _Decoded) -> _Decoded:
-    """Decode the slow way, for files that the strict decoder refuses. Raises TraceError with the reason."""
+    """Decode, slowly, a file that the strict decoder refuses. Raises TraceError with the reason."""
     path, limits = decoded.path, decoded.limits
     lost = 0
     defects: list[str] = []
@@ -155,7 +155,7 @@ def _decode_tolerantly(decoded: _Decoded) -> _Decoded:
 
 
 def _trace_object(path: Path, content: Any) -> dict[str, object]:
-    """Return the file without its events; a list of events may be a file by itself."""
+    """Return the file without its events; a file may be only a list of events."""
     if isinstance(content, list):
         return {}
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
@@ -198,8 +198,8 @@ _MOST_RANKS = 2**31
 def _identity(
     name: str, distributed: Mapping[str, Any]
 ) -> tuple[int | None, int | None, list[str], list[str]]:
-    """Return the rank and world size by the file's name and its "distributedInfo", None where the file does
-    not tell, or tells what cannot be; problems and remarks."""
+    """Return the rank and world size from the file's name and its "distributedInfo", None if they are missing
+    or impossible; and problems and remarks."""
     problems: list[str] = []
     remarks: list[str] = []
     rank = _number(distributed, "rank", 0, problems)
@@ -225,11 +225,11 @@ def _number(distributed: Mapping[str, Any], key: str, least: int, problems: list
     return None
 
 
-# Second chance for traces that are not quite JSON, or not quite of the usual shape.
+# Recovery of traces that are not quite JSON, or not quite of the usual shape.
 #
-# Seen in the wild: raw control characters and invalid UTF-8 in names, backslashes of Windows paths, `NaN` and
-# `inf` as bandwidths, time stamps as strings.  The text is fixed as a whole, then every event is converted on
-# its own, so that one broken event costs itself and not the file.
+# Observed in practice: raw control characters and invalid UTF-8 in names, backslashes of Windows paths, `NaN`
+# and `inf` as bandwidths, time stamps as strings.  The text is repaired as a whole, then every event is
+# converted on its own, so that a broken event is lost alone, not the file.
 
 _CONTROL = bytes(0x20 if byte < 0x20 else byte for byte in range(256))
 _ESCAPE = re.compile(rb'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])?')
@@ -240,8 +240,8 @@ _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:NaN|nan|Infinity|inf|Inf)(?=\s*
 def mend(text: bytes) -> bytes:
     """Return the same JSON with every defect named above replaced by something harmless.
 
-    Control characters become blanks: between tokens they are white space anyway.  A backslash that begins no
-    legal escape is doubled.  What is not a number becomes null.
+    Control characters become blanks: between tokens they are white space anyway.  A backslash that does not
+    begin a valid escape is doubled.  Values that are not numbers become null.
     """
     text = text.translate(_CONTROL)
     text = _ESCAPE.sub(lambda match: match[0] if len(match[0]) > 1 else b"\\\\", text)
@@ -250,15 +250,15 @@ def mend(text: bytes) -> bytes:
 
 
 class UnmendableError(Exception):
-    """Text that is not JSON, fixed or not; the message is the decoder's."""
+    """Raised for text that is not JSON, even after repair; the message is the decoder's."""
 
 
 @dataclass
 class Recovered:
     """The content of a list of events.
 
-    events, text: those of the usual shape, and the JSON they were decoded from.  converted: events with, say,
-    numbers as strings.  lost: how many could not be understood.  defect: why the text had to be fixed.
+    events, text: events of the usual shape, and the JSON they were decoded from.  converted: events with, for
+    example, numbers as strings.  lost: number of unreadable events.  defect: why the text needed repair.
     """
 
     events: list[trace_events.FloatEvent]
@@ -269,7 +269,7 @@ class Recovered:
 
 
 def recover_events(text: bytes) -> Recovered:
-    """Return the events of a JSON list, fixed if need be. Raises UnmendableError."""
+    """Return the events of a JSON list, repaired if necessary. Raises UnmendableError."""
     defect = None
     try:
         return Recovered(trace_events.FLOAT_EVENTS.decode(text), text)
@@ -296,7 +296,7 @@ def recover_events(text: bytes) -> Recovered:
 
 
 def recover_value(text: bytes) -> tuple[Any, str | None]:
-    """Return the plain value of JSON, fixed if need be, and the defect. Raises UnmendableError."""
+    """Return the plain value of JSON, repaired if necessary, and the defect. Raises UnmendableError."""
     try:
         return msgspec.json.decode(text), None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -308,7 +308,7 @@ def recover_value(text: bytes) -> tuple[Any, str | None]:
 
 
 def _convert(raw: msgspec.Raw) -> tuple[list[trace_events.FloatEvent], int]:
-    """Return an event from plain JSON values, with numbers given as strings accepted; and 1 if it is lost."""
+    """Return an event from plain JSON values, accepting numbers given as strings; and 1 if it is lost."""
     try:
         plain = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -317,7 +317,7 @@ def _convert(raw: msgspec.Raw) -> tuple[list[trace_events.FloatEvent], int]:
         arguments = plain.pop("args", None)
         converted = msgspec.convert(plain, trace_events.FloatEvent, strict=False)
     except (AttributeError, TypeError, msgspec.ValidationError, OverflowError, ValueError):
-        # An event of another kind than complete or instant is not used: it is not lost.
+        # Events other than complete and instant ones are not used, so they are not lost.
         other = isinstance(plain, dict) and isinstance(plain.get("ph"), str) and plain["ph"] not in ("X", "i")
         return [], 0 if other else 1
     converted.args = msgspec.Raw(msgspec.json.encode(arguments)) if arguments else trace_events.ABSENT

@@ -1,14 +1,14 @@
-"""The text of a trace file: blocks of bytes, unpacked, and cut between events to be decoded piece by piece.
+"""The text of a trace file: unpacked blocks of bytes, cut between events to be decoded piece by piece.
 
     {"schemaVersion": 1, ..., "traceEvents": [ {"ph": ...}, {"ph": ...}, ... {"ph": ...} ], "traceName": ...}
     |------------- beginning ---------------||--- chunk ---|   ...       |--------------- end --------------|
 
-Reading and unpacking release Python's lock, so they run on a thread of their own, a few blocks ahead of
+Reading and unpacking release the GIL, so they run on a thread of their own, a few blocks ahead of
 the decoder.
 
-A cut is made only where a closing brace, a comma, an opening brace and the key "ph" (the first key of the
-file's first event) follow one another.  No string of valid JSON can hold that: the key's quotes would be
-escaped.  It could be deeper, in a list among an event's arguments; then the pieces do not decode, and the
+A cut is made only at a closing brace, a comma, an opening brace and the key "ph" (the first key of the
+file's first event) in sequence.  No string of valid JSON can contain them: the key's quotes would be
+escaped.  They can occur deeper, in a list among an event's arguments; then the pieces do not decode, and the
 reader begins again with `cut_exactly`, which follows every bracket.
 """
 
@@ -58,8 +58,8 @@ def read_blocks(path: Path, limits: TraceLimits) -> Iterator[bytes]:
     """Yield the file's JSON, unpacked, in blocks of some megabytes, from its first bracket on.
 
     Raises:
-        TraceError: missing, unreadable or empty; damaged or truncated gzip data; more than the limit
-            `unpacked`; something that does not begin as JSON does.
+        TraceError: the file is missing, unreadable or empty; its gzip data are damaged or truncated; it
+            exceeds the limit `unpacked`; it does not begin like JSON.
     """
     total = 0
     begun = False
@@ -89,10 +89,10 @@ def read_blocks(path: Path, limits: TraceLimits) -> Iterator[bytes]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Return a regular file that is not empty, opened. Everything else is refused, pipes before they block.
+    """Open a regular file that is not empty. Everything else is refused, a pipe before it blocks.
 
     Raises:
-        TraceError: it is something else.
+        TraceError: it is not such a file.
         OSError: it cannot be opened.
     """
     try:
@@ -113,7 +113,7 @@ def _size(path: Path, compressed: bool, limits: TraceLimits) -> str:
 
 
 def _beginning(path: Path, block: bytes, *, first: bool) -> bytes:
-    """Return the block from the file's first bracket on; empty where it is all white space."""
+    """Return the block from the file's first bracket on; empty if it is all white space."""
     if first:
         for magic, reason in _FORMATS.items():
             if block.startswith(magic):
@@ -126,7 +126,7 @@ def _beginning(path: Path, block: bytes, *, first: bool) -> bytes:
 
 
 def _unpack(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """Yield all members of a gzip file; a file that ends before its last member does is truncated."""
+    """Yield the content of all members of a gzip file. A file that ends inside a member is truncated."""
     stream = zlib.decompressobj(wbits=31)
     rest = b""
     waiting: list[bytes] = []
@@ -163,12 +163,12 @@ def _unpack(path: Path, file: BinaryIO) -> Iterator[bytes]:
 
 
 def _packed_bytes() -> int:
-    """Return how much to read at a time: little, since what follows a member's end is copied with each."""
+    """Return how much to read at a time: little, because data after a member's end are copied each time."""
     return max(BLOCK_BYTES // 32, 16)
 
 
 def _ahead(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the same blocks, made on another thread; its exception, if any, is raised here."""
+    """Yield the same blocks, produced on another thread, whose exception, if any, is raised here."""
     ready: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
     places, stopped = threading.Semaphore(_AHEAD), threading.Event()
 
@@ -205,15 +205,15 @@ _LOOK_AROUND = 256
 
 
 class UncuttableError(Exception):
-    """The events cannot be distinguished by their first key."""
+    """Raised if the events cannot be distinguished by their first key."""
 
 
 def cut(blocks: Iterable[bytes], limits: TraceLimits) -> Iterator[tuple[str, bytes]]:
     """Yield pieces as (kind, JSON): one "beginning" (a file without events), then "events" (lists), one "end"
-    (a file with the last events and whatever follows them).
+    (a file with the last events and everything after them).
 
     Raises:
-        UncuttableError: see above, or several lists of events, or an event longer than its limit.
+        UncuttableError: see above, or the file has several lists of events, or an event exceeds its limit.
     """
     iterator = iter(blocks)
     pending = b""
@@ -233,7 +233,7 @@ def cut(blocks: Iterable[bytes], limits: TraceLimits) -> Iterator[tuple[str, byt
     yield "beginning", pending[:first] + b"]}"
     block, pending = pending[first:], b""
     while True:
-        # As a rule the block has a boundary of its own, and its bytes are copied once.
+        # Usually the block contains a boundary itself, and its bytes are copied once.
         at = _last_boundary(block, key)
         if not at and pending:
             block, pending = pending + block, b""
@@ -267,10 +267,10 @@ def _last_boundary(text: bytes, key: bytes) -> int:
     return 0
 
 
-# The slower way to cut a trace between events: every bracket is followed, whatever the events look like.
+# The slower way to cut a trace between events: it follows every bracket, whatever the events look like.
 #
-# For files whose text has events inside of events, a list of events and nothing around it, its events' keys
-# in changing order, or defects that must be fixed before a piece can be decoded.
+# For files with events inside events, with only a list of events, with keys of events in
+# varying order, or with defects that must be repaired before a piece can be decoded.
 
 TRUNCATED = "is truncated: the JSON ends in the middle; record or copy it again"
 _KEY = re.compile(rb'"traceEvents"\s*:\s*\Z')
@@ -281,7 +281,7 @@ def cut_exactly(path: Path, blocks: Iterable[bytes], limits: TraceLimits) -> Ite
     """Yield pieces as (kind, text): "events" (lists), then one "beside" (the file without its events).
 
     Raises:
-        TraceError: truncated, something after the end, no list of events or several, a limit.
+        TraceError: truncated, text after the end, no list of events or several, or beyond a limit.
     """
     cutter = _Cutter(path, limits)
     for block in blocks:
@@ -291,7 +291,7 @@ def cut_exactly(path: Path, blocks: Iterable[bytes], limits: TraceLimits) -> Ite
 
 
 class _Cutter:
-    """Takes blocks; hands out the events that are complete, as lists."""
+    """Takes blocks; returns the events that are complete, as lists."""
 
     def __init__(self, path: Path, limits: TraceLimits) -> None:
         self._path = path
@@ -299,7 +299,7 @@ class _Cutter:
         self._finder = BracketFinder()
         self._beside: list[bytes] = []
         self._pending = b""
-        self._level = 0  # of the list of events, while in it
+        self._level = 0  # of the list of events; 0 outside it
         self._lists = 0
         self._begins_list = False
         self._ended = False
@@ -348,7 +348,7 @@ class _Cutter:
         return b"".join(self._beside)
 
     def _list_begins(self, block: bytes, brackets: "Brackets", at: int, place: int) -> tuple[int, int] | None:
-        """Return where the events of the next list begin: in the block, and among its brackets."""
+        """Return where the events of the next list begin: in the block, and in its brackets."""
         if not self._beside and not at and block[:1] == b"[":  # a list of events and nothing around it
             self._level = 1
             return 1, 1
@@ -389,7 +389,7 @@ class _Cutter:
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
-# `[` and `{`, `]` and `}` differ in one bit, so that a comparison finds both.
+# `[` and `{`, and `]` and `}`, differ in one bit, so that one comparison finds both.
 _BIT, _OPENING, _CLOSING = 0x20, ord("{"), ord("}")
 _OTHERS = bytes(sorted(set(range(256)) - set(b'"[]{}')))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -401,7 +401,7 @@ def nesting(text: bytes) -> int:
     """Return how many levels objects and lists nest in JSON; brackets in strings do not count."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Steps up and down and quotes only, and of most strings not even the quotes: a fortieth of the text.
+    # Keep steps up and down and quotes only, and not even the quotes of most strings: a fortieth of the text.
     marks = text.translate(_STEPS, _OTHERS).replace(b'""', b"")
     steps = np.frombuffer(marks, np.int8)
     if b'"' in marks:
@@ -413,7 +413,7 @@ def nesting(text: bytes) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Brackets:
-    """The brackets of a block outside of strings: place, what is nested after each, and which they are."""
+    """The brackets of a block outside of strings: position, depth after each, direction, and the byte."""
 
     at: Int64
     depth: Int64
@@ -422,7 +422,7 @@ class Brackets:
 
 
 class BracketFinder:
-    """Finds the brackets of a text that comes in blocks; keeps what one block means for the next."""
+    """Finds the brackets of a text given in blocks; keeps the state from one block to the next."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -430,8 +430,8 @@ class BracketFinder:
         self._held = b""
 
     def take(self, block: bytes) -> "tuple[bytes, Brackets]":
-        """Return the block to continue with, and its brackets. A backslash at the end is held for the next
-        block, which has what it escapes."""
+        """Return the block to continue with, and its brackets. A backslash at the end is held back for the
+        next block, which has the character that it escapes."""
         block = self._held + block
         run = len(block) - len(block.rstrip(b"\\"))
         self._held = b"\\" if run % 2 else b""
@@ -448,7 +448,7 @@ class BracketFinder:
 
 
 def _outside_strings(codes: Bytes, quotes: Int64, *, within: bool) -> tuple[Int64, bool]:
-    """Return the places of brackets outside strings, and if it ends in one. `within`: it begins in one."""
+    """Return positions of brackets outside strings, and if it ends in one. `within`: it begins in one."""
     folded = codes | _BIT
     brackets = np.flatnonzero((folded == _OPENING) | (folded == _CLOSING))
     inside = (np.searchsorted(quotes, brackets) + within) % 2 == 1
@@ -456,7 +456,7 @@ def _outside_strings(codes: Bytes, quotes: Int64, *, within: bool) -> tuple[Int6
 
 
 def _escaped(codes: Bytes) -> Int64:
-    """Return places right after a backslash that is not itself escaped: every second one of a run escapes."""
+    """Return positions right after an unescaped backslash: in a run every second backslash escapes."""
     at = np.flatnonzero(codes == _BACKSLASH)
     number = np.arange(len(at))
     begins = np.append(True, np.diff(at) != 1)

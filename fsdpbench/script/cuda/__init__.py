@@ -1,4 +1,4 @@
-"""In this process, "cuda" and "nccl" mean the simulated device and its backend.
+"""Mapping of "cuda" and "nccl" to the simulated device and its backend, in this process.
 
 Scripts name their device in many ways; each way has a file here:
 
@@ -6,7 +6,7 @@ Scripts name their device in many ways; each way has a file here:
 `device_names.py`   `torch.device("cuda")`, `"cuda:0"`, `.cuda()`, `.to("cuda")`, `torch.autocast("cuda")`
 `cuda_module.py`    `torch.cuda.*` and its submodules
 `distributed.py`    `init_process_group("nccl")`, `get_backend()`, `mp.spawn`
-`profiling.py`      `torch.profiler.profile`: the bench's own trace is what it exports
+`profiling.py`      `torch.profiler.profile`, which exports the bench's own trace
 `compiling.py`      `torch.compile`
 `refusals.py`       parts of torch that cannot be simulated, refused by name with the remedy
 ==================  ===================================================================================
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def map_cuda(simulation: "Simulation") -> ProfilerRequests:
-    """Let "cuda" and "nccl" mean the started simulation; return the script's requests to the profiler."""
+    """Map "cuda" and "nccl" to the started simulation; return the script's requests to the profiler."""
     replacements = Replacements()
     local_rank = simulation.rank % simulation.gpus_per_node
     map_device_names(replacements, local_rank)

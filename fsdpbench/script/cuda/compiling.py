@@ -1,6 +1,6 @@
-"""`torch.compile` in a script: torch's own, whose graphs become plans (`fsdpbench/sim/torch_device/compile`).
+"""`torch.compile` in a script: torch's own; its graphs become plans (`fsdpbench/sim/torch_device/compile`).
 
-Where the script switches it off, as torch has it, the eager program is simulated and the result says so.
+If torch's settings switch it off, the eager program is simulated and the result says so.
 """
 
 import functools
@@ -31,17 +31,17 @@ class _Requests:
     left_out = 0
     made = 0
     without_kernels: ClassVar[set[str]] = set()
-    """Backends that were asked for and are not Inductor."""
+    """Requested backends other than Inductor."""
     leave_alone: Callable[[str], None] | None = None
 
 
 def leave_cache_alone(leave_alone: Callable[[str], None]) -> None:
-    """Call `leave_alone` with the folder of the compiler's cache before it works: plans hold no tensors."""
+    """Call `leave_alone` with the folder of the compiler's cache before its use: plans hold no tensors."""
     _Requests.leave_alone = leave_alone
 
 
 def map_compile(replacements: Replacements, accelerator: Accelerator) -> None:
-    """Take notice of what a script compiles."""
+    """Record what a script compiles."""
     replacements.add(torch.compile, _noticing(accelerator, torch.compile))
 
 
@@ -51,7 +51,7 @@ def wants_compiled() -> bool:
 
 
 def compile_notes(compilation: Mapping[str, Any]) -> list[str]:
-    """Return remarks on `torch.compile` in this run; `compilation`: the device's record, maybe empty."""
+    """Return remarks about `torch.compile` in this run; `compilation`: the device's record, maybe empty."""
     graphs = compilation.get("graphs", 0)
     notes = []
     if _Requests.left_out:
@@ -69,7 +69,7 @@ def compile_notes(compilation: Mapping[str, Any]) -> list[str]:
 
 
 def _is_switched_off() -> bool:
-    """Return whether torch itself would run the eager program where compilation is asked for."""
+    """Return whether torch itself would run the eager program despite a request to compile."""
     if "1" in (os.environ.get(name) for name in _DISABLING):
         return True
     return bool(find("dynamo").config.disable) or find("dynamo_stance").stance == "force_eager"
@@ -131,16 +131,16 @@ _PLACES = (torch, torch.cuda, torch.distributed)
 
 @functools.cache
 def show_to_dynamo() -> None:
-    """Let Dynamo take our replacements for the functions that they replace.
+    """Make Dynamo treat our replacements like the functions that they replace.
 
-    Dynamo knows torch's functions by identity, and puts them into its graphs. A wrapper of ours would be a
-    function of Python's to it: it would trace into it, break the graph there, and compile its frames. Called
-    once, when all is replaced and before anything is compiled.
+    Dynamo recognizes torch's functions by identity, and puts them into its graphs. It would treat our
+    wrappers as Python functions: trace into them, break the graph there, and compile their frames. Called
+    once, after everything is replaced and before anything is compiled.
     """
     for module in pkgutil.iter_modules(fsdpbench.script.__path__):
         if module.name != "triton_kernels":  # launches stay in the graph
             trace_rules.add(f"fsdpbench.script.{module.name}")
-    trace_rules.clear_lru_cache()  # its table is made by names: now it has what stands there
+    trace_rules.clear_lru_cache()  # its table is made by names, which now mean our replacements
     table = trace_rules.get_torch_obj_rule_map()
     for function, rule in list(table.items()):
         if not isinstance(function, str):
@@ -158,7 +158,7 @@ def show_to_dynamo() -> None:
 
 
 def _stand_ins(functions: list[Any]) -> list[Any]:
-    """Return our replacements of these functions of torch."""
+    """Return our replacements for these functions of torch."""
     found = []
     for function in functions:
         for place in (sys.modules.get(getattr(function, "__module__", None) or ""), *_PLACES):
@@ -171,8 +171,8 @@ def _stand_ins(functions: list[Any]) -> list[Any]:
 def _calling_torchs_own(
     original: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call `TorchInGraphFunctionVariable.call_function`: for a wrapper that resolves devices it calls torch's
-    function, with the resolved device."""
+    """Replace `TorchInGraphFunctionVariable.call_function`: for a wrapper that resolves devices, call torch's
+    function with the resolved device."""
     if not getattr(self.value, TAKES_DEVICE, False):
         return original(self, tx, args, kwargs)
     given = {name: value for name, value in kwargs.items() if name != "pin_memory"}

@@ -1,7 +1,7 @@
-"""`torch.cuda` becomes the simulated device's module, function by function, in place.
+"""`torch.cuda`, mapped function by function, in place, to the simulated device's module.
 
-In place, because torch and libraries hold the module already. What has no meaning without a GPU is left as
-torch has it, and answers that CUDA is not there.
+In place, because torch and libraries hold the module already. Functions that mean nothing without a GPU stay
+torch's own, which answer that CUDA is unavailable.
 """
 
 import os
@@ -40,9 +40,9 @@ _ONLY_SIMULATED = ("get_amp_supported_dtype",)
 
 
 def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
-    """Give `torch.cuda` the functions of `torch.sim`, and a few that only CUDA has. The one device,
+    """Give `torch.cuda` the functions of `torch.sim`, and a few that only CUDA has. The single device,
     `accelerator`, has the index `local_rank`."""
-    os.environ[_VISIBLE_DEVICES] = ""  # where there are GPUs, they stay out of it
+    os.environ[_VISIBLE_DEVICES] = ""  # real GPUs, if any, are not used
     module = torch.get_device_module(DEVICE_TYPE)
     functions = {name: as_function(getattr(module, name)) for name in _public_names(module)}
     functions |= _ONLY_CUDA | {
@@ -50,12 +50,12 @@ def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
         "is_current_stream_capturing": lambda: _is_capturing(accelerator),
         "default_generators": tuple(_DefaultGenerator() for _ in range(module.device_count())),
     }
-    for name in ("memory", "device"):  # a module and a class: they stay, what they use is replaced
+    for name in ("memory", "device"):  # a module and a class: only what they use is replaced
         functions.pop(name)
-    for name in _ONLY_SIMULATED:  # torch asks it of every device but CUDA
+    for name in _ONLY_SIMULATED:  # torch calls it for every device but CUDA
         setattr(torch.cuda, name, functions.pop(name))
     private: dict[str, Any] = {name: getattr(module, last_part(name)) for name in _AS_IN_SIMULATION}
-    # Two functions: Dynamo keeps a table of torch's, in which no two may be the same.
+    # Two functions: Dynamo's table of torch's functions must not contain one of them twice.
     private |= {name: lambda index: local_rank for name in _EXCHANGING}
     for name, function in (private | _ONLY_CUDA_PRIVATE).items():
         find(name)
@@ -104,7 +104,7 @@ def _map_submodules(accelerator: Accelerator) -> None:
 
 
 class _Ranges:
-    """NVTX ranges, as annotations of the trace."""
+    """NVTX ranges, recorded as annotations of the trace."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -151,10 +151,10 @@ class _DefaultGenerator(Generator):
 
 
 def _is_capturing(accelerator: Accelerator) -> bool:
-    """Return whether a CUDA graph is recorded: False, since none ever is, but True to `SyncBatchNorm`.
+    """Return whether a CUDA graph is being recorded: False, since none ever is, but True for `SyncBatchNorm`.
 
-    With True it leaves out three masks for ranks with empty inputs, whose results have no shape without data.
-    The CPU's waits for them stay.
+    With True it skips three masks for ranks with empty inputs, whose results have no shape without data.
+    The CPU's waits for these masks are simulated.
     """
     if sys._getframe(2).f_globals.get("__name__") != INTERNALS["sync_batch_norm_module"].path:
         return False
@@ -168,8 +168,8 @@ _RUNTIME = types.SimpleNamespace(
     cudaMemGetInfo=lambda device: torch.cuda.mem_get_info(device),
     **dict.fromkeys(_CALLS_OF_RUNTIME, lambda *args: 0),
 )
-"""`torch.cuda.cudart()`: scripts start and stop outside profilers by it, checkpoints pin their staging
-memory. All of the host's memory is taken for pinned."""
+"""`torch.cuda.cudart()`: scripts start and stop external profilers with it, checkpoints pin their staging
+memory. All host memory counts as pinned."""
 _ONLY_CUDA_PRIVATE: dict[str, Any] = {
     "cuda_is_compiled": lambda: True,
     "cuda_lazy_call": lambda callable, **kwargs: callable(),
@@ -182,7 +182,7 @@ _ONLY_CUDA: dict[str, Any] = {
 
 
 def extend(accelerator: Accelerator) -> None:
-    """Give `torch._C` the functions that it lacks; in a build for CUDA, instead of those of a real device."""
+    """Add the functions that `torch._C` lacks; in a build for CUDA, replace those of the real device."""
     for name, function in functions(accelerator).items():
         setattr(find("c_extension"), name, function)
 
@@ -220,7 +220,7 @@ _NUMBERS = attrgetter("stream_id", "device_index", "device_type")
 
 
 def _spin(accelerator: Accelerator, cycles: int) -> None:
-    """Launch a kernel that takes so many cycles of the data sheet's clock (`torch.cuda._sleep`)."""
+    """Launch a kernel that takes `cycles` cycles of the data sheet's clock (`torch.cuda._sleep`)."""
     profile = accelerator.kernel_costs.profile
     hertz = profile.peak_flops["fp32"] / (2 * profile.sm_count * profile.compute.fp32_lanes)
     plan = Plan("sleep", [], None, OperatorCost("spin_kernel", round(cycles / hertz * 1e9)))

@@ -1,18 +1,18 @@
-"""`torch.device("cuda")` is the simulated device, and calls itself "cuda".
+"""Mapping of `torch.device("cuda")` to the simulated device, which names itself "cuda".
 
-The device is torch's PrivateUse1, whose name cannot be "cuda" in torch. So the names are changed
-where Python meets them:
+The device is torch's PrivateUse1, which torch does not allow to be named "cuda". So the names are changed
+where Python sees them:
 
     torch.device("cuda", 0) ──> the simulated device <── torch.zeros(.., device="cuda"), x.cuda()
                                       │
                  .type, str(), repr() └──> "cuda", "cuda:0"
 
-* `torch.device` itself gets another constructor, `type`, `str` and `repr`. It is a type of C, closed to
-  changes; `_opened` lifts that for a moment, and checks first that the type looks as expected.
-* Functions that take a device parse strings in C, past that constructor: they get wrappers.
+* `torch.device` itself gets another constructor, `type`, `str` and `repr`. It is an immutable type of C;
+  `_opened` makes it mutable for a moment, after it has checked that the type looks as expected.
+* Functions that take a device parse strings in C, bypassing that constructor: they get wrappers.
 
-A rank has one device, `cuda:LOCAL_RANK`, which is the simulation's first; the two indices change places in
-`torch.device`, so that each name has one meaning. Others may be named, but nothing can be put there.
+A rank has one device, `cuda:LOCAL_RANK`, which is the simulation's first; `torch.device` swaps the two
+indices, so that each name has one meaning. Other devices may be named, but nothing can be put there.
 """
 
 import contextlib
@@ -41,19 +41,19 @@ from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, pin, 
 CUDA = "cuda"
 _PREFIX = "torch.cuda."
 TAKES_DEVICE = "_takes_device"
-"""The mark of wrappers that resolve the keyword `device`, and do nothing else in a compiled graph."""
+"""Marks wrappers that resolve the keyword `device`, and do nothing else in a compiled graph."""
 _INDEX = re.compile(r"\d+")
 _LIKE = ("empty_like", "full_like", "ones_like", "zeros_like", "rand_like", "randn_like", "randint_like")
 _METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor")
 _LEGACY_DTYPES = {name: kind.dtype for name, kind in vars(torch.cuda).items() if name.endswith("Tensor")}
-# Makes devices of strings in C, whatever the constructor of `torch.device` is.
+# Makes devices from strings in C, bypassing the constructor of `torch.device`.
 _parse_to: Callable[..., Any] = parse_to
 
 
 def map_device_names(replacements: Replacements, local_rank: int, on_host: bool = False) -> None:
-    """Give the simulated device the name "cuda" everywhere, and the index `local_rank`. `on_host`: "cuda" is
-    the CPU instead, with real numbers."""
-    constructors = set(device_constructors())  # asked now, while they are torch's own
+    """Name the simulated device "cuda" everywhere, with the index `local_rank`. `on_host`: "cuda" means the
+    CPU instead, with real numbers."""
+    constructors = set(device_constructors())  # listed now, while they are torch's own
     if on_host:
         _make_host_of_cuda()
     else:
@@ -84,7 +84,7 @@ def own_device(device: Any) -> torch.device:
 
 
 def _make_host_of_cuda() -> None:
-    """Let `torch.device` make the CPU of "cuda", "cuda:1" and plain indices."""
+    """Make `torch.device` return the CPU for "cuda", "cuda:1" and plain indices."""
     device_type = torch.device
 
     def new(cls: type, type: Any = 0, index: int | None = None) -> torch.device:
@@ -99,7 +99,7 @@ def _make_host_of_cuda() -> None:
 
 
 class _Swap:
-    """The mapping between a script's indices of devices and the simulation's: `own` and 0 change places."""
+    """The mapping between a script's device indices and the simulation's: `own` and 0 are swapped."""
 
     def __init__(self, own: int) -> None:
         self._other = {own: 0, 0: own}
@@ -157,9 +157,9 @@ def _change_device_type(swap: _Swap) -> None:
 
 @contextlib.contextmanager
 def _opened(kind: type) -> Iterator[None]:
-    """Let attributes of a type of C be set inside. Raise `RuntimeError` if the type looks unexpected."""
+    """Allow attributes of a C type to be set inside. Raise `RuntimeError` if the type looks unexpected."""
     immutable = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
-    # A type begins with the head of objects of variable size, and 18 words later come its flags.
+    # A type begins with the head of objects of variable size; its flags are 18 words after that.
     word = ctypes.sizeof(ctypes.c_void_p)
     flags = ctypes.c_ulong.from_address(id(kind) + object.__basicsize__ + word + 18 * word)
     if flags.value != kind.__flags__:
@@ -173,7 +173,7 @@ def _opened(kind: type) -> Iterator[None]:
 
 
 def _taking_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `function`: its keyword `device` is resolved, and a tensor to be pinned is marked."""
+    """Wrap `function`: resolve its keyword `device`, and mark a tensor that is to be pinned."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -202,7 +202,7 @@ def _taking_device_first(function: Callable[..., Any], position: int = 0) -> Cal
 
 
 def _through_dlpack(function: Callable[..., Any], ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call `from_dlpack`, which takes an address: the simulated device's memory has none."""
+    """Replace `from_dlpack`, which needs an address: the simulated device's memory has none."""
     if isinstance(ext_tensor, torch.Tensor) and is_on_device(ext_tensor):
         return same_memory(ext_tensor)
     return function(ext_tensor, *args, **kwargs)
@@ -243,7 +243,7 @@ def _tensor_to_device(
     non_blocking: bool = False,
     memory_format: Any = None,
 ) -> torch.Tensor:
-    """Call `Tensor.cuda`: it copies to the simulated device."""
+    """Replace `Tensor.cuda`: copy to the simulated device."""
     target = own_device(CUDA if device is None else device)
     if memory_format is None:
         return self.to(target, non_blocking=non_blocking)
@@ -251,14 +251,14 @@ def _tensor_to_device(
 
 
 def _numpy(original: Callable[..., Any], self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Call `Tensor.numpy`, which refuses the device's tensors and names their device in C."""
+    """Replace `Tensor.numpy`, whose error for the device's tensors takes the device's name from C."""
     if is_on_device(self):
         raise TypeError(error_text("device_names.to_numpy", self.device))
     return original(self, *args, **kwargs)
 
 
 def _type_method(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Tensor.type`, which takes and returns names like "torch.cuda.FloatTensor"."""
+    """Wrap `Tensor.type`, which takes and returns names such as "torch.cuda.FloatTensor"."""
 
     @functools.wraps(original)
     def call(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
@@ -272,7 +272,7 @@ def _type_method(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _LegacyType(type):
-    """The type of `torch.cuda.FloatTensor` and its like, which make tensors and recognise them."""
+    """The metaclass of types such as `torch.cuda.FloatTensor`, which make tensors and recognize them."""
 
     dtype: torch.dtype
 
@@ -286,7 +286,7 @@ class _LegacyType(type):
 
 
 def _legacy_dtype(kind: Any) -> torch.dtype | None:
-    """Return the dtype of `torch.cuda.FloatTensor` or of such a name; None for everything else."""
+    """Return the dtype of `torch.cuda.FloatTensor` or of its name; None for everything else."""
     named = isinstance(kind, str) and kind.startswith(_PREFIX)
     if named and kind.removeprefix(_PREFIX) not in _LEGACY_DTYPES:
         raise ValueError(f"{kind} is not a tensor type; use tensor.to(device, dtype)")
@@ -295,14 +295,14 @@ def _legacy_dtype(kind: Any) -> torch.dtype | None:
 
 
 def _set_default_tensor_type(original: Callable[..., None], kind: Any) -> None:
-    """Call `set_default_tensor_type`: a type of CUDA's sets the default dtype and device."""
+    """Replace `set_default_tensor_type`: a CUDA type sets the default dtype and device."""
     dtype = _legacy_dtype(kind)
     torch.set_default_device(None if dtype is None else CUDA)
     original(kind) if dtype is None else torch.set_default_dtype(dtype)
 
 
 class Generator(torch.Generator):
-    """Generators of the device are the host's here: there are no numbers to make."""
+    """A generator of the device, which is the host's: there are no numbers to make."""
 
     def __new__(cls, device: Any = "cpu") -> Self:
         new: Any = super().__new__
@@ -321,10 +321,10 @@ _TAKE_DEVICE_TYPE = (
 
 
 def map_amp(replacements: Replacements, target: str = DEVICE_TYPE) -> None:
-    """Map the names of devices that autocast takes as strings to `target`.
+    """Map the device names that autocast takes as strings to `target`.
 
-    `GradScaler` needs no more: it asks the device whether gradients were finite, gets the placeholder (zero:
-    they were), and steps.
+    `GradScaler` needs no mapping: it asks the device whether gradients were finite, gets the placeholder
+    (zero: they were), and steps.
     """
     naming = passing_to(functools.partial(_naming_device, target))
     for name in _TAKE_DEVICE_TYPE:
@@ -345,7 +345,7 @@ def map_amp(replacements: Replacements, target: str = DEVICE_TYPE) -> None:
 
 
 def _naming_device(target: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function whose first argument is a device's name. Without it torch means "cuda"."""
+    """Call a function whose first argument is a device's name; if it is missing, torch means "cuda"."""
     if not args or not isinstance(args[0], str):
         return function(target, *args, **kwargs)
     return function(target if args[0] == CUDA else args[0], *args[1:], **kwargs)

@@ -1,7 +1,7 @@
-"""`init_process_group("nccl")` makes the simulated process group.
+"""Mapping of `init_process_group("nccl")` to the simulated process group.
 
-Groups answer as the script asked for them: `"nccl"` (or nothing at all) is for the device's tensors, `"gloo"`
-for the host's, `"cpu:gloo,cuda:nccl"` for both. Asynchronous checkpoints look for that.
+Groups report the backend that the script asked for: `"nccl"` (or nothing at all) for the device's tensors,
+`"gloo"` for the host's, `"cpu:gloo,cuda:nccl"` for both. Asynchronous checkpoints check that.
 """
 
 import functools
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 _NCCL = "nccl"
 _CONFIGS = {"nccl": "cuda:nccl", "gloo": "cpu:gloo,cuda:gloo"}
-"""Backends for each kind of device that torch makes of a backend's name."""
+"""Backends by device type, as torch derives them from a backend's name."""
 _DEVICE_ALONE = ("nccl", "cuda:nccl")
 _NCCL_VERSION = (2, 27, 3)
 
 
 class _NcclGroup:
-    """`ProcessGroupNCCL`, which torch's build for CPUs lacks. Its options are taken, and change nothing."""
+    """`ProcessGroupNCCL`, which CPU builds of torch lack. Its options are accepted and have no effect."""
 
     Options = functools.partial(SimpleNamespace, is_high_priority_stream=False, config=SimpleNamespace())
 
 
 def map_nccl_class() -> None:
-    """Let scripts make options of groups where torch has no NCCL."""
+    """Let scripts create group options if torch has no NCCL."""
     if not hasattr(dist, "ProcessGroupNCCL"):
         dist.ProcessGroupNCCL = _NcclGroup  # type: ignore[assignment,misc]
 
 
 def map_distributed(replacements: Replacements, simulation: "Simulation") -> None:
-    """Map backends by name, and what starts processes."""
+    """Map backends by name, and functions that start processes."""
     replacements.add(dist.init_process_group, _init_process_group(dist.init_process_group, simulation))
     replacements.wrap(dist, "new_group", passing_to(_without_backend))
     replacements.wrap(dist, "new_subgroups", passing_to(_without_backend))
@@ -55,7 +55,7 @@ def map_distributed(replacements: Replacements, simulation: "Simulation") -> Non
     map_starters(replacements, simulation.rank)
     # TORCH_DIST_INIT_BARRIER=1 waits in a store for ranks that do not run.
     patch("barrier_after_init", lambda original: lambda: 0)
-    # In torch.distributed alone: where torch itself asks, it goes on to use the C++ class.
+    # In torch.distributed only: where torch itself asks, it then uses the C++ class.
     replace(dist, is_nccl_available=lambda: True)
     map_nccl_class()
     replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION, is_available=lambda tensors: True)
@@ -92,7 +92,7 @@ def _init_process_group(original: Callable[..., None], simulation: "Simulation")
 
 
 def _without_backend(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a maker of groups: those of any backend are simulated, for host tensors without device time."""
+    """Call a constructor of groups. Groups of any backend are simulated, host tensors without device time."""
     asked = kwargs.get("backend")
     for name in ("backend", "pg_options", "device_id"):
         kwargs.pop(name, None)
@@ -107,7 +107,7 @@ def _without_backend(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def _batched(function: Callable[..., Any], p2p_op_list: list[dist.P2POp]) -> list[Any]:
-    """Call `batch_isend_irecv`, which batches only in groups of C++."""
+    """Call `batch_isend_irecv`, which torch batches only for groups in C++: batch it here."""
     group: Any = p2p_op_list[0].group
     group._start_coalescing(None)
     function(p2p_op_list)
@@ -115,35 +115,35 @@ def _batched(function: Callable[..., Any], p2p_op_list: list[dist.P2POp]) -> lis
 
 
 def _called_as_asked(function: Callable[..., Any], group: Any = None, *args: Any, **kwargs: Any) -> str:
-    """Call `get_backend`: it returns the backend that the script asked for, else nccl."""
+    """Call `get_backend`: return the backend that the script asked for, else nccl."""
     name = function(group, *args, **kwargs)
     return _asked_of(group) if name == BACKEND else name
 
 
 def _configured_as_asked(function: Callable[..., Any], group: Any = None, *args: Any, **kwargs: Any) -> str:
-    """Call `get_backend_config`: it returns a backend for each kind of device."""
+    """Call `get_backend_config`: return a backend for each type of device."""
     config = function(group, *args, **kwargs)
     asked = _asked_of(group)
     return _CONFIGS.get(asked, asked) if BACKEND in config else config
 
 
 def _takes_host(backend: str | None) -> bool:
-    """Return whether a group takes host tensors: without a backend's name torch makes gloo beside NCCL."""
+    """Return whether a group takes host tensors: without a backend's name torch adds gloo to NCCL."""
     return backend is None or str(backend).lower() not in _DEVICE_ALONE
 
 
 def _asked_of(group: Any) -> str:
-    """Return the backend that a group was made with."""
+    """Return the backend that a group was created with."""
     return getattr(group or dist.group.WORLD, "asked_backend", "") or _NCCL
 
 
 def _barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """Wait for all ranks; in the place of `monitored_barrier`."""
+    """Wait for all ranks; replaces `monitored_barrier`."""
     dist.barrier(group)
 
 
 def map_starters(replacements: Replacements, rank: int) -> None:
-    """Let what starts processes run the part of `rank`: this process is one of those started."""
+    """Make functions that start processes run the part of `rank`: this process is one of the started ones."""
 
     def spawn(
         fn: Callable[..., None],

@@ -1,7 +1,7 @@
 """`torch.profiler.profile` in a simulated script: it counts steps, and exports the bench's own trace.
 
-torch's profiler would measure this process, in real time. The bench traces the simulated steps anyway; what
-the script exports, or has its handler export, is a copy of that trace, written when the run ends.
+torch's profiler would measure this process, in real time. The bench traces the simulated steps anyway; each
+export of the script or its handler is a copy of that trace, written when the run ends.
 """
 
 import gzip
@@ -27,11 +27,11 @@ class ProfilerRequests:
         self._paths: list[Path] = []
 
     def export(self, path: str | Path) -> None:
-        """Remember a file that the trace shall be copied to."""
+        """Remember a file to copy the trace to."""
         self._paths.append(Path(path).absolute())
 
     def copy(self, trace: Path) -> None:
-        """Copy ``trace`` (gzip) to all files asked for, packed where their name says so."""
+        """Copy ``trace`` (gzip) to all requested files, compressed if the file's name says so."""
         for path in dict.fromkeys(self._paths):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".gz":
@@ -52,7 +52,7 @@ class _NoAverages(list[Any]):
 
 
 class SimulatedProfile:
-    """Instead of `torch.profiler.profile`: same arguments, same schedule, no events of its own."""
+    """Replacement for `torch.profiler.profile`: same arguments, same schedule, no events of its own."""
 
     requests: ProfilerRequests
 
@@ -80,7 +80,7 @@ class SimulatedProfile:
         """Begin."""
 
     def stop(self) -> None:
-        """End; what is being recorded is handed to `on_trace_ready`."""
+        """End; pass a recording in progress to `on_trace_ready`."""
         if self.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
             self._ready()
 
@@ -99,11 +99,11 @@ class SimulatedProfile:
             self.on_trace_ready(self)
 
     def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Ask for a copy of the bench's trace."""
+        """Request a copy of the bench's trace."""
         self.requests.export(path)
 
     def key_averages(self, *args: Any, **kwargs: Any) -> _NoAverages:
-        """Return no averages, and a hint where to look."""
+        """Return an empty list of averages, which prints a hint."""
         return _NoAverages()
 
     def events(self) -> Iterator[Any]:
@@ -118,7 +118,7 @@ class SimulatedProfile:
 
 
 def map_profiler(replacements: Replacements) -> ProfilerRequests:
-    """Replace the profiler; returns what scripts ask of it."""
+    """Replace the profiler; return the scripts' requests to it."""
     SimulatedProfile.requests = requests = ProfilerRequests()
     replacements.add(torch.profiler.profile, SimulatedProfile)
     return requests

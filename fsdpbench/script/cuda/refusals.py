@@ -24,7 +24,7 @@ from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
 
 
 class NotSimulatedError(PicklableError, NotImplementedError):
-    """A request of a script without a counterpart on the simulated device."""
+    """Raised for a request of a script without a counterpart on the simulated device."""
 
     def __init__(self, name: str, way_out: str) -> None:
         super().__init__(f"{name} is not simulated: {way_out}")
@@ -36,7 +36,7 @@ def _table() -> Any:
 
 
 def refuse_what_cannot_be_simulated(replacements: "Replacements") -> None:
-    """Replace what `refusals.toml` lists by something that says so when it is called."""
+    """Replace what `refusals.toml` lists by functions and classes that raise `NotSimulatedError`."""
     for name, way_out in _table()["refused"].items():
         found = _find(name)
         make = _refused_class if isinstance(found, type) else refusal
@@ -44,7 +44,7 @@ def refuse_what_cannot_be_simulated(replacements: "Replacements") -> None:
 
 
 def _find(name: str) -> Any:
-    """Return the object of a dotted name of torch. Raise `TorchInternalError` if this version has none."""
+    """Return the object of a dotted name of torch. Raise `TorchInternalError` if this version lacks it."""
     import torch.utils.cpp_extension
 
     found: Any = torch
@@ -54,7 +54,7 @@ def _find(name: str) -> Any:
 
 
 def refusal(name: str, way_out: str) -> Callable[..., Any]:
-    """Make a function that raises `NotSimulatedError` when it is called."""
+    """Return a function that raises `NotSimulatedError` when it is called."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotSimulatedError(name, way_out)
@@ -63,8 +63,8 @@ def refusal(name: str, way_out: str) -> Callable[..., Any]:
 
 
 def _refused_class(name: str, way_out: str) -> type:
-    """Make a class that cannot be instantiated: scripts ask `isinstance(model, nn.DataParallel)`, and
-    annotate `CUDAGraph | None`."""
+    """Return a class that cannot be instantiated. A class, because scripts test `isinstance(model,
+    nn.DataParallel)`, and annotate `CUDAGraph | None`."""
 
     def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
         raise NotSimulatedError(name, way_out)
@@ -75,27 +75,27 @@ def _refused_class(name: str, way_out: str) -> type:
 class Replacements:
     """Functions of torch and their replacements, applied wherever torch holds them.
 
-    `from x import f` copies a name: replacing `x.f` alone would leave the copy. All replacements are
-    collected first, then one walk through torch's modules replaces every name for them.
+    `from x import f` copies a name: replacing only `x.f` would leave the copy. So all replacements are
+    collected first; then one walk through torch's modules replaces every name that is bound to them.
     """
 
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[Any, Any]] = {}
 
     def add(self, original: Any, replacement: Any) -> None:
-        """Put `replacement` in the place of `original`, in every module of torch."""
+        """Replace `original` by `replacement`, in every module of torch."""
         self._by_id[id(original)] = (original, replacement)
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        """Put `wrapper(f)` in the place of the function f that `owner` has under `name`. Raise
-        `TorchInternalError` if it has none."""
+        """Replace the function f that `owner` has under `name` by `wrapper(f)`. Raise `TorchInternalError` if
+        it has none."""
         original = expect(owner, name)
         self.add(original, wrapper(original))
 
     def apply(self, also: tuple[str, ...] = ()) -> None:
-        """Replace all that was added, also in this project's FSDP, which may be imported already, and in the
-        modules whose names begin with one of `also`. Raises `TorchInternalError` for what no module of torch
-        holds: its replacement would not be called."""
+        """Apply all replacements, also in this project's FSDP, which may be imported already, and in the
+        modules whose names begin with one of `also`. Raises `TorchInternalError` for a function that no
+        module of torch holds, because its replacement would not be called."""
         prefixes = ("torch.", "fsdpbench.impl.", *also)
         met = set()
         for name, module in list(sys.modules.items()):
@@ -118,18 +118,18 @@ _CUDA_PACKAGES = ("flash_attn", "apex", "transformer_engine", "xformers", "bitsa
 
 
 _OF_TORCH = "in method wrapper_CUDA_"
-"""Part of torch's own words for tensors of two devices."""
+"""Part of torch's own message about tensors on two devices."""
 
 
 def name_cuda(error: BaseException) -> None:
-    """Let an error that torch's C++ made call the device as the script does."""
+    """Make an error of torch's C++ name the device as the script does."""
     error.args = tuple(
         _NAME.sub(r"\1cuda\2", argument) if isinstance(argument, str) else argument for argument in error.args
     )
 
 
 def explained(error: BaseException) -> str:
-    """Return one line: the error, and the remedy if the simulation is its reason."""
+    """Return one line: the error, and the remedy if the simulation caused it."""
     line = in_a_line(error)
     hint = _WITHOUT_TRITON if "TritonMissing" in line else _hint(error)
     return f"{line} ({hint})" if hint else line

@@ -1,12 +1,12 @@
-"""Files of a simulated run: those with simulated tensors end in the run's folder, all others are where the
-script writes them.
+"""Files of a simulated run: files with simulated tensors end in the run's folder, all others where the script
+writes them.
 
     torch.save(state, "new.pt")    ──>  new.pt; at the script's end runs/<name>/<config>/files/home/me/new.pt
-    torch.save(state, "best.pt")   ──>  runs/<name>/<config>/files/home/me/best.pt, if a real best.pt is there
+    torch.save(state, "best.pt")   ──>  runs/<name>/<config>/files/home/me/best.pt, if a real best.pt exists
     torch.load("best.pt")          ──>  the same file
 
-`overlay.py` is the layer over files from before the run, and remembers what the run made; `operations.py`
-lets `os`, `shutil` and `open` go through it; `writing.py` finds the files with tensors.
+`overlay.py` is the layer over files from before the run, and records what the run creates; `operations.py`
+routes `os`, `shutil` and `open` through it; `writing.py` finds the files with tensors.
 """
 
 from fsdpbench.script.files.operations import ScriptFiles

@@ -1,4 +1,4 @@
-"""`open`, `os` and `shutil` of a script, through the layer."""
+"""`open`, `os` and `shutil` of a script, routed through the layer."""
 
 import _io
 import builtins
@@ -32,19 +32,19 @@ _NAMED = 20
 
 
 class ScriptFiles:
-    """The files of one script. `install` before it starts, `settle` when it has ended. `accelerator`: None on
-    real ranks. `keeps_all`: all that the script writes goes into the layer."""
+    """The files of one script. Call `install` before it starts, `settle` when it has ended. `accelerator`:
+    None on real ranks. `keeps_all`: everything that the script writes goes into the layer."""
 
     def __init__(self, folder: Path, accelerator: Accelerator | None, *, keeps_all: bool) -> None:
         self._overlay = self.overlay = Overlay(folder / "files", folder, keeps_all=keeps_all)
         self._writing = Writing(self._overlay)
         self._restore: list[tuple[Any, str, Any]] = []
         self.checkpoints = Checkpoints(self._writing, self._replace, accelerator)
-        # Workers of loaders make sockets there, and remove them.
+        # Workers of data loaders create sockets there, and remove them.
         self.overlay.made.add(getattr(multiprocessing.current_process(), "_config", {}).get("tempdir", ""))
 
     def install(self) -> None:
-        """Put the wrappers in place: the script looks through the layer from now on."""
+        """Install the wrappers: the script sees files through the layer from now on."""
         looking = Looking(self._overlay)
         for name in _LOOKING:
             self._replace(os, name, passing_to(functools.partial(looking.by_path, follow=True)))
@@ -123,7 +123,7 @@ class ScriptFiles:
         if not _WRITING_MODES & set(mode):
             found = overlay.visible(file)
             if "b" in mode and (str(found).startswith(overlay.root) or found in overlay.holding):
-                self._writing.escaped.note()  # what it copies of this may hold tensors
+                self._writing.escaped.note()  # copies of this may hold tensors
             return original(found, mode, buffering, *args, **options)
         path = overlay.resolve(file)
         if "x" in mode and self._exists(path):
@@ -173,7 +173,7 @@ class ScriptFiles:
         self, act: Callable[..., Any], names: tuple[str, ...] = ("path",), *, follow: bool = False
     ) -> Callable[[Any], Any]:
         """Return a wrapper that calls `act(original, *paths, *others)` with resolved paths, if the layer may
-        be over all of them. `names`: the paths' parameters; `follow`: follow a link at their end."""
+        cover all of them. `names`: the paths' parameters; `follow`: follow a link at their end."""
         return passing_to(functools.partial(_act_on_paths, self._overlay, act, names, follow))
 
     def _change(self, original: Any, path: str, *args: Any, **options: Any) -> Any:
@@ -228,7 +228,7 @@ class ScriptFiles:
             raise _error(errno.EEXIST, target)
         free = not REAL.lexists(target) and not overlay.keeps(target)
         if not free or overlay.has(source) or not overlay.is_made(source):
-            shutil.copyfile(source, target)  # files from before are not to change by another name
+            shutil.copyfile(source, target)  # files from before must not change under another name
             return
         original(source, overlay.own(target))
         if source in overlay.holding:
@@ -237,19 +237,19 @@ class ScriptFiles:
     def _starting(
         self, original: Callable[..., Any], process: Any, args: Any, *others: Any, **options: Any
     ) -> None:
-        """Call `subprocess.Popen.__init__`: programs that would change files from before are refused."""
+        """Call `subprocess.Popen.__init__`, but refuse programs that would change files from before."""
         words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
         _refuse(self._overlay, words, options.get("cwd") or os.getcwd())
         original(process, args, *others, **options)
 
     def _shell(self, original: Callable[..., Any], command: Any) -> int:
-        """Call `os.system`: programs that would change files from before are refused."""
+        """Call `os.system`, but refuse programs that would change files from before."""
         _refuse(self._overlay, os.fsdecode(command).split(), os.getcwd())
         return original(command)
 
 
 def _copies(original: Any) -> list[tuple[ModuleType, str]]:
-    """Return the modules that have `open`, and its name there (`tarfile`, `bz2` and `tokenize` copy it)."""
+    """Return the modules that hold `open`, and its name there (`tarfile`, `bz2` and `tokenize` copy it)."""
     held = [each for each in sys.modules.values() if isinstance(each, ModuleType) and each is not _io]
     return [(each, name) for each in held for name, value in vars(each).items() if value is original]
 
@@ -266,7 +266,7 @@ class _Modules(MetaPathFinder):
 
 
 def _refuse(overlay: Overlay, words: list[str], folder: Any) -> None:
-    """Refuse programs that would move or remove files from before the run, or do not find the layer's."""
+    """Refuse programs that would move or remove files from before the run, or would not find the layer's."""
     names = {os.path.basename(word) for word in words}
     if not names & (_REMOVING | _COPYING):
         return
@@ -285,7 +285,7 @@ _COPYING = {"cp", "ln", "tar", "zip"}
 
 
 def concerns(layer: Layer, path: Any, options: dict[str, object]) -> bool:
-    """Return whether a call with `options` is about a path that the layer may be over."""
+    """Return whether a call with `options` concerns a path that the layer may cover."""
     given = not any(options.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
     return given and layer.concerns(path)
 
@@ -299,7 +299,7 @@ def _act_on_paths(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """Call `act` with the resolved paths of a call, or `original` where the layer is not concerned."""
+    """Call `act` with the resolved paths of a call, or `original` if the layer is not concerned."""
     named = [options[name] for name in names[len(args) :] if name in options]
     given = [*args[: len(names)], *named]
     if not all(concerns(layer, each, options) for each in given):
@@ -312,7 +312,7 @@ def _act_on_paths(
 
 
 class Looking:
-    """Wrappers of functions of `os` that look and change nothing."""
+    """Wrappers of functions of `os` that only read."""
 
     def __init__(self, overlay: Layer) -> None:
         self._overlay = overlay
@@ -339,7 +339,7 @@ class Looking:
         return _Entries(_Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder))
 
     def _layered(self, path: Any) -> str | None:
-        """Return the folder `path`, resolved, if the script sees another one there than the system."""
+        """Return the folder `path`, resolved, if the script sees another one there than the system does."""
         overlay = self._overlay
         if overlay.is_empty or not overlay.concerns(path):
             return None
@@ -351,7 +351,7 @@ class Looking:
 
 
 class _Entry:
-    """`os.DirEntry` of a script's path."""
+    """A substitute for `os.DirEntry`, with a script's path."""
 
     def __init__(self, path: str) -> None:
         self.path, self.name = path, os.path.basename(path)
@@ -379,7 +379,7 @@ class _Entry:
 
 
 class _Entries(list[_Entry], contextlib.AbstractContextManager[Any]):
-    """The result of `os.scandir`: an iterator that is a context."""
+    """The result of `os.scandir`: an iterator that is also a context manager."""
 
     close = list.clear
 

@@ -1,13 +1,13 @@
-"""A layer over files from before the run, which stay as they are; and what the run makes beside it.
+"""A layer over files from before the run, which stay unchanged; and what the run creates beside it.
 
     files/                                the run's folder
-      home/me/ckpt/model.pt               is over /home/me/ckpt/model.pt, which stays as it is
-      home/me/ckpt/.gone.step-10          /home/me/ckpt/step-10 was removed by the script; it is still there
+      home/me/ckpt/model.pt               covers /home/me/ckpt/model.pt, which stays unchanged
+      home/me/ckpt/.gone.step-10          the script removed /home/me/ckpt/step-10; it still exists
 
-A file without tensors replaces one from before really. New files are made really; those that hold tensors
-are moved here when the script has ended. What was in memory may have been written by any library: a file's
-first bytes say whether it holds arrays; formats of tables, databases and text are never a checkpoint.
-Symbolic links in the layer are the script's own, and lead to where the script sees what they name.
+A file without tensors really replaces one from before. New files are really created; those with tensors
+are moved here when the script has ended. Any library may write data from memory, so a file's
+first bytes decide whether it holds arrays; formats of tables, databases and text are never checkpoints.
+Symbolic links in the layer are the script's own, and lead to what the script sees under their target.
 """
 
 import contextlib
@@ -30,36 +30,36 @@ _NOT_FILES = ("/dev", "/proc", "/sys")
 _HEAD = 4096
 _PICKLE = 1 << 20
 _ARRAYS = (b"\x93NUMPY", b"\x89HDF", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-"""NumPy, HDF5, and compressed files, whose content is not known; archives (tar) are too."""
+"""NumPy, HDF5, and compressed files, whose content is unknown; archives (tar) count too."""
 _TABLES = (
     b"ARROW1", b"\xff\xff\xff\xff", b"PAR1", b"SQLite format 3", b"ORC", b"\x7fELF", b"GIF8", b"\x89PNG",
 )  # fmt: skip
 
 
 class Layer:
-    """The layer in `root`, and a script's view through it. Paths are the script's, absolute."""
+    """The layer in `root`, and a script's view through it. Paths are absolute, as the script sees them."""
 
     def __init__(self, root: Path, exempt: Path) -> None:
         self.root = str(root)
         caches = os.environ.get("HF_HOME", "~/.cache/huggingface"), os.environ.get("HF_DATASETS_CACHE")
         self._exempt: tuple[str, ...] = (*_NOT_FILES, str(exempt))
         self._caches = tuple(os.path.abspath(os.path.expanduser(each)) for each in caches if each)
-        """Folders that C code writes too: they are real, and so is the way to them."""
+        """Folders that C code writes too: they are real, and so are the folders above them."""
 
     def concerns(self, path: Any) -> bool:
-        """Return whether the layer may be over `path` (no file descriptor, none of the bench's own)."""
+        """Return whether the layer may cover `path` (not a file descriptor, not a path of the bench)."""
         if isinstance(path, int):
             return False
         absolute = os.path.abspath(os.fsdecode(path))
         for cache in self._caches:
             if _is_in(absolute, cache):
-                with contextlib.suppress(OSError):  # the script hears of it
+                with contextlib.suppress(OSError):  # the script gets the error itself
                     REAL.makedirs(os.path.dirname(cache))
                 return False
         return not any(_is_in(absolute, folder) for folder in self._exempt)
 
     def exempt(self, folder: str) -> None:
-        """Leave files in `folder` out of the layer from now on: they are not the script's."""
+        """Exclude files in `folder` from the layer from now on: they are not the script's."""
         self._exempt = (*self._exempt, os.path.abspath(folder))
 
     @property
@@ -67,7 +67,7 @@ class Layer:
         return not REAL.lexists(self.root)
 
     def over(self, path: str) -> str:
-        """Return the layer's path over `path`."""
+        """Return the path in the layer that covers `path`."""
         return self.root + path
 
     def resolve(self, path: Any, *, follow: bool = True) -> str:
@@ -96,7 +96,7 @@ class Layer:
         return target
 
     def has(self, path: str) -> bool:
-        """Return whether the layer has a file or folder over `path`."""
+        """Return whether the layer has a file or folder that covers `path`."""
         return REAL.lexists(self.over(path))
 
     def hides(self, path: str) -> bool:
@@ -120,7 +120,7 @@ class Layer:
         return REAL.lexists(path) and not self.hides(path)
 
     def visible(self, path: Any, *, follow: bool = True) -> Any:
-        """Return the file behind the script's `path`."""
+        """Return the file that the script sees at `path`."""
         if not self.concerns(path) or self.is_empty:
             return path
         found = self.resolve(path, follow=follow)
@@ -150,7 +150,7 @@ class Layer:
         )
 
     def gone(self) -> list[str]:
-        """Return the paths that the script removed and that are still there."""
+        """Return the paths that the script removed but that still exist."""
         found = [
             os.path.join(folder, name.removeprefix(_GONE)).removeprefix(self.root)
             for folder, _, names in os.walk(self.root)
@@ -160,7 +160,7 @@ class Layer:
         return sorted(path for path in found if not self.has(path))
 
     def marker(self, path: str) -> str:
-        """Return the path of the mark that `path` was removed."""
+        """Return the path of the marker that `path` was removed."""
         folder, name = os.path.split(path)
         return os.path.join(self.root + folder, _GONE + name)
 
@@ -183,7 +183,7 @@ class _Real:
         return True
 
     def isdir(self, path: str) -> bool:
-        """Return whether `path` is a folder, and no link to one."""
+        """Return whether `path` is a folder, not a link to one."""
         return self.lexists(path) and stat.S_ISDIR(self.lstat(path).st_mode)
 
     def makedirs(self, path: str) -> None:
@@ -197,7 +197,7 @@ REAL = _Real()
 
 
 def move(source: str, target: str) -> None:
-    """Move a file really, between file systems too."""
+    """Move a real file, also between file systems."""
     try:
         REAL.rename(source, target)
     except OSError as error:
@@ -208,7 +208,7 @@ def move(source: str, target: str) -> None:
 
 
 def remove(path: str, *, tree: bool) -> None:
-    """Remove a file, an empty folder, or with `tree` a folder and what is in it."""
+    """Remove a file, an empty folder, or with `tree` a folder and its content."""
     if not tree or not REAL.isdir(path):
         (REAL.rmdir if REAL.isdir(path) else REAL.remove)(path)
         return
@@ -218,10 +218,10 @@ def remove(path: str, *, tree: bool) -> None:
 
 
 class Overlay(Layer):
-    """The layer as it is changed, and what the run makes beside it, at the script's own paths.
+    """The layer with its changes, and what the run creates beside it, at the script's own paths.
 
-    `made`: new files and folders (with all in them). `holding`: those that hold simulated tensors; they
-    stay where they are until the script has ended. `keeps_all`: all that is written belongs into the layer.
+    `made`: new files and folders (with all their content). `holding`: those that hold simulated tensors; they
+    stay in place until the script has ended. `keeps_all`: everything that is written goes into the layer.
     """
 
     def __init__(self, root: Path, exempt: Path, keeps_all: bool = False) -> None:
@@ -230,14 +230,14 @@ class Overlay(Layer):
         self.made: set[str] = set()
         self.holding: set[str] = set()
         self.pending: set[str] = set()
-        """Files over which the script writes bytes just now."""
+        """Files that the script is replacing with bytes at the moment."""
         self.on_place: Callable[[str], object] | None = None
-        """Called with each path over which a file is about to be written here, or that holds tensors."""
+        """Called with each path that a file here is about to cover, or that holds tensors."""
         self._linked: set[str] = set()
         self.state = Path(f"{self.root}.open.json")
 
     def is_made(self, path: str) -> bool:
-        """Return whether this run made `path`, or a folder above it."""
+        """Return whether this run created `path`, or a folder above it."""
         while path != "/":
             if path in self.made:
                 return True
@@ -245,11 +245,11 @@ class Overlay(Layer):
         return False
 
     def is_before(self, path: str) -> bool:
-        """Return whether `path` was there before the run, seen or hidden now."""
+        """Return whether `path` existed before the run, visible or hidden now."""
         return REAL.lexists(path) and not self.is_made(path)
 
     def guards(self, folder: str) -> bool:
-        """Return whether the script wrote tensors into `folder`: files from before are left alone there."""
+        """Return whether the script wrote tensors into `folder`: files from before are not replaced there."""
         if any(os.path.dirname(path) == folder for path in self.holding):
             return True
         if not self.has(folder):
@@ -259,7 +259,7 @@ class Overlay(Layer):
         return any(path not in self.pending and not REAL.isdir(self.over(path)) for path in inside)
 
     def keeps(self, path: str) -> bool:
-        """Return whether all that the script writes to `path` belongs into the layer."""
+        """Return whether everything that the script writes to `path` goes into the layer."""
         folder = os.path.dirname(path)
         if self.keeps_all or self.hides(folder) or (self.has(folder) and not REAL.lexists(folder)):
             return True
@@ -268,7 +268,7 @@ class Overlay(Layer):
         return self.is_before(path) and not REAL.isdir(path) and self.guards(folder)
 
     def own(self, path: str) -> str:
-        """Return `path` as the script's from now on: it is written really, without tensors."""
+        """Make `path` the script's own from now on, written really, without tensors; return it."""
         if self.has(path):
             remove(self.over(path), tree=True)
         if self.hides(path) and REAL.lexists(path):
@@ -279,13 +279,13 @@ class Overlay(Layer):
         return path
 
     def plain_place(self, path: str, *, extends: bool) -> str:
-        """Return the place to write a file without tensors. `extends`: what is in it stays."""
+        """Return the place to write a file without tensors. `extends`: its content stays."""
         if self.keeps(path) or (extends and self.has(path)):
             return self.copy_up(path) if extends else self.place(path)
         return path if extends and self.is_real(path) else self.own(path)
 
     def hold(self, path: str) -> None:
-        """Note that a made file holds tensors, on the disk too: the process may be killed."""
+        """Note, also on disk because the process may be killed, that a new file holds tensors."""
         self.holding.add(path)
         if self.on_place is not None:
             self.on_place(path)
@@ -296,7 +296,7 @@ class Overlay(Layer):
         write_whole(self.state, json.dumps(state))
 
     def place(self, path: str) -> str:
-        """Return the place to write over `path` (resolved); its folder exists if the script's does."""
+        """Return the place to write what covers `path` (resolved); its folder exists if the script's does."""
         if self.on_place is not None:
             self.on_place(path)
         target = self.over(path)
@@ -309,7 +309,7 @@ class Overlay(Layer):
         return target
 
     def link(self, file: str, path: str) -> None:
-        """Let `file`, of another layer, be over `path` until something is written there; make a folder."""
+        """Cover `path` by `file` of another layer until something is written there; create it if a folder."""
         target = self.over(path)
         if REAL.isdir(file):
             REAL.makedirs(target)
@@ -326,12 +326,12 @@ class Overlay(Layer):
             os.close(REAL.open(marker, os.O_CREAT | os.O_WRONLY))
 
     def show(self, path: str) -> None:
-        """Let the script see the real `path` again."""
+        """Make the real `path` visible to the script again."""
         if REAL.lexists(self.marker(path)):
             REAL.remove(self.marker(path))
 
     def copy_up(self, path: str) -> str:
-        """Copy the real file `path` into the layer, to be changed there; return the copy's path."""
+        """Copy the real file `path` into the layer, to change it there; return the copy's path."""
         target = self.place(path)
         if not self.has(path) and self.is_real(path):
             copy = f"{target}.{os.getpid()}"
@@ -342,7 +342,7 @@ class Overlay(Layer):
         return target
 
     def absorb(self, path: str) -> None:
-        """Move a file or folder that this run has made into the layer, with all in it."""
+        """Move a file or folder that this run created into the layer, with all its content."""
         over = self.over(path)
         if REAL.isdir(path):
             for name in REAL.listdir(path):
@@ -361,8 +361,8 @@ class Overlay(Layer):
             known -= {each for each in known if _is_in(each, path)}
 
     def make_folder(self, path: str, make: Callable[[str], None]) -> None:
-        """Make the folder `path` by `make`. Over a removed one from before that holds a checkpoint, the
-        layer has it; any other is there again, with its content removed."""
+        """Create the folder `path` with `make`: in the layer, if it replaces a removed one from before that
+        holds a checkpoint; any other removed folder becomes visible again, with its content removed."""
         parent = os.path.dirname(path)
         if not self.hides(path) or self.has(path):
             if self.has(path) or not REAL.lexists(parent) or (self.keeps_all and not REAL.lexists(path)):
@@ -380,7 +380,7 @@ class Overlay(Layer):
         return None
 
     def remove(self, path: str, *, tree: bool = False) -> None:
-        """Remove a file, or a folder with all that is in it. What was there before the run stays there."""
+        """Remove a file, or a folder with its content. What existed before the run is only hidden."""
         os.lstat(path)
         if self.has(path):
             remove(self.over(path), tree=tree)
@@ -391,9 +391,9 @@ class Overlay(Layer):
         self.hide(path)
 
     def rename(self, source: str, target: str, holds: Callable[[str], bool]) -> None:
-        """Move `source` over `target`: really, or within the layer. `holds`: whether a file holds tensors.
+        """Move `source` to `target`: really, or within the layer. `holds`: whether a file holds tensors.
 
-        Raises `NotSimulatedError` for a folder that was there before the run.
+        Raises `NotSimulatedError` for a folder that existed before the run.
         """
         is_folder = os.path.isdir(source) and not os.path.islink(source)
         _check_rename(self, source, target, is_folder=is_folder)
@@ -424,7 +424,7 @@ class Overlay(Layer):
         return None
 
     def _rename_really(self, source: str, target: str, *, is_folder: bool) -> None:
-        """Move what the run made; the content of a removed folder from before stays there, hidden."""
+        """Move what the run created; the content of a removed folder from before stays there, hidden."""
         if self.hides(target) and is_folder and REAL.isdir(target):
             self.make_folder(target, REAL.mkdir)
             for name in REAL.listdir(source):
@@ -442,7 +442,7 @@ class Overlay(Layer):
 
 
 def settle(overlay: Overlay, holds: Callable[[str], bool]) -> None:
-    """Move all files that hold tensors into the layer; of a folder that the run has made all with it."""
+    """Move all files that hold tensors into the layer, each with its folder if the run created that."""
     links = []
     for made in sorted(overlay.made):
         if os.path.islink(made):
@@ -479,7 +479,7 @@ def settle_after_death(folder: Path) -> None:
 
 
 def holds_arrays(path: str) -> bool | None:
-    """Return whether a file is of a format for arrays; None for bytes of an unknown format."""
+    """Return whether a file's format is one for arrays; None for bytes of an unknown format."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY), "rb") as file:
             head = file.read(_HEAD)
@@ -506,7 +506,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _check_rename(layer: Layer, source: str, target: str, *, is_folder: bool) -> None:
-    """Raise the `OSError` of a rename that cannot be, before anything is changed for it."""
+    """Raise the `OSError` of an impossible rename, before anything is changed for it."""
     os.lstat(source)
     os.lstat(os.path.dirname(target))
     number = 0

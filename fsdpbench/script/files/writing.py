@@ -1,9 +1,9 @@
 """Files that hold simulated tensors, and the writers of tensors: torch, safetensors, numpy.
 
-`torch.save` and safetensors say which file they write to. Once tensors have become bytes or arrays in memory,
-a script may write them anywhere, and the files' content decides. A file that replaces one from before the run
-is written in the layer first: at its end it is known whether it holds tensors. If not, it takes the place of
-the old one.
+`torch.save` and safetensors name the file that they write to. Once tensors have become bytes or arrays in
+memory, a script may write them anywhere, and the files' content decides. A file that replaces one from before
+the run is written in the layer first: when it is complete, it is known whether it holds tensors. If not, it
+replaces the old one.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _NUMBERS = 64
-"""Elements of a tensor that is read as numbers, not as a part of a model."""
+"""Most elements of a tensor that is read as numbers, not as a part of a model."""
 _SLACK_S = 0.02
-"""The clock of file systems may be behind by that much."""
+"""The clock of file systems may be behind by this much."""
 _now = time.time
 
 
 class Escaped:
-    """Whether bytes of tensors are in the process's memory, outside of any tensor."""
+    """A record of whether bytes of tensors are in memory, outside of any tensor."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -46,7 +46,7 @@ class Escaped:
             self._since = _now() - _SLACK_S
 
     def may_be_in(self, path: str, *, unknown: bool) -> bool:
-        """Return whether they may be in a file. `unknown`: the answer for a format that is not known."""
+        """Return whether they may be in a file. `unknown`: the answer for an unknown format."""
         if self._since is None or os.lstat(path).st_mtime < self._since:
             return False
         answer = holds_arrays(path)
@@ -54,7 +54,7 @@ class Escaped:
 
 
 class Writing:
-    """The files that are being written over files from before, and what holds tensors."""
+    """The files that are being written over files from before, and the files that hold tensors."""
 
     def __init__(self, overlay: Overlay) -> None:
         self.overlay = overlay
@@ -81,7 +81,7 @@ class Writing:
         return file
 
     def ended(self, raw: "_Raw", number: int) -> None:
-        """Decide where a complete file belongs. `number`: the descriptor that it had."""
+        """Decide where a complete file belongs. `number`: its former descriptor."""
         path = str(raw.name)
         if self._open.pop(number, None) is None:
             return
@@ -91,7 +91,7 @@ class Writing:
             self.publish(path)
 
     def publish(self, path: str) -> None:
-        """Put a file without tensors at the place where the script wanted it."""
+        """Move a file without tensors to the place where the script expects it."""
         over = self.overlay.over(path)
         if self.overlay.is_real(path):
             REAL.chmod(over, REAL.lstat(path).st_mode & 0o7777)
@@ -107,7 +107,7 @@ class Writing:
         self.overlay.made.add(path)
 
     def mapped(self, number: int) -> None:
-        """Put a file in its place before it is mapped into memory: it is written after it was closed."""
+        """Move a file to its place before it is mapped into memory: it is written after it was closed."""
         raw = self._open.pop(number, None)
         if raw is None:
             return
@@ -144,7 +144,7 @@ class Writing:
 
 
 class _Raw(io.FileIO):
-    """A file that reports when it is closed. `name` is the one that the script gave."""
+    """A file that reports when it is closed. `name`: the name that the script gave."""
 
     writing: Writing
     tainted = False
@@ -165,7 +165,7 @@ def path_of(file: Any) -> str | None:
 
 
 def _with_plain_numbers(value: Any) -> Any:
-    """Return the containers with plain numbers instead of followed ones, which no other reader knows."""
+    """Return the containers with plain numbers instead of followed ones, which other readers do not know."""
     if type(value) in (list, tuple):
         return type(value)(map(_with_plain_numbers, value))
     if type(value) is dict:
@@ -176,7 +176,7 @@ def _with_plain_numbers(value: Any) -> Any:
 class Checkpoints:
     """The wrappers of `torch.save`, `torch.load`, safetensors' functions and memory maps.
 
-    `replace(owner, name, wrapper)` puts a function in another's place while the script runs.
+    `replace(owner, name, wrapper)` replaces a function while the script runs.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Checkpoints:
         return self._accelerator is not None and self._accelerator.copied_to_host
 
     def install(self) -> None:
-        """Let checkpoints go through the layer from now on."""
+        """Route checkpoints through the layer from now on."""
         for module in (torch, torch.serialization):
             self._replace(module, "save", passing_to(self._saving))
             self._replace(module, "load", passing_to(self._loading))
@@ -227,12 +227,12 @@ class Checkpoints:
                 if self._saw_storage:
                     self._writing.written(f)
                     if caller.startswith(_SHARDED):
-                        self._writing.escaped.note()  # the file that describes it belongs to it
+                        self._writing.escaped.note()  # the metadata file belongs to it
         finally:
             self._saw_storage, self._file = before[0] or self._saw_storage, before[1]
 
     def _to_path(self, path: str, write: Callable[[str], Any]) -> None:
-        """Write a file by `write(place)`: over one from before, in the layer."""
+        """Write a file with `write(place)`; in the layer, if it replaces one from before."""
         overlay = self._overlay
         if overlay.keeps(path) or overlay.is_before(path):
             kept = overlay.keeps(path)
@@ -249,7 +249,7 @@ class Checkpoints:
         return original(path, *args, **options)
 
     def _seen(self, original: Callable[..., Any], storage: Any) -> Any:
-        """Note a storage that is saved, before its data are; then return where torch says that it is."""
+        """Note a storage that is saved, before its data are; return torch's tag for its location."""
         if storage._cdata not in self._counted:
             self._counted.add(storage._cdata)
             self.on_storage(storage.nbytes())

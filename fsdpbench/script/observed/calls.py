@@ -47,7 +47,7 @@ _IGNORED = ("ignored_modules", "ignored_states", "ignored_params")
 
 
 class Calls:
-    """A record of the calls, made before the script starts."""
+    """A record of the calls, created before the script starts."""
 
     def __init__(self, own_files: OwnFiles) -> None:
         self.sharding: dict[Place, ShardingCall] = {}
@@ -59,7 +59,7 @@ class Calls:
         self.batch: BatchOption | None = None
         self.prefetching: Place | None = None
         self.blocks: RepeatedBlocks | None = None
-        """The blocks of the last module that was wrapped and has blocks."""
+        """The blocks of the last wrapped module that has blocks."""
         self._own_files = own_files
         self._inside = False
         self.wrappers = Wrappers(self.place)
@@ -73,7 +73,7 @@ class Calls:
         around(fsdp.FSDPModule, "set_modules_to_forward_prefetch", self._prefetching)
 
     def place(self) -> Place:
-        """Return the place of the script's own call that runs."""
+        """Return the place of the script's own call that is running."""
         return self._own_files.place(self._own_files.innermost())
 
     def _fully_shard(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ class Calls:
         place = self.place()
         wrapped = self.wrappers.note(api, module, kwargs, place)
         together = len(module) if isinstance(module, list | tuple) else 1
-        # Now, since what FSDP1 wraps has other sizes.
+        # Read now, since FSDP1 changes the sizes of what it wraps.
         if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
             self.blocks = found.reported()
         known = self.sharding.get(place) or ShardingCall.at(
@@ -171,8 +171,8 @@ def _plain_arguments(kwargs: Mapping[str, Any]) -> dict[str, Argument]:
 class Wrapped:
     """A module that `fully_shard`, FSDP1 or DDP wraps.
 
-    Fields: `shape`: of its mesh, or the size of its group; `ignored`: identities of parameters that FSDP1
-    leaves alone; `ignored_by`: the argument that names them; `hook`: the place where a communication hook was
+    Fields: `shape`: of its mesh, or the size of its group; `ignored`: the `id`s of parameters that FSDP1
+    ignores; `ignored_by`: the argument that names them; `hook`: the place where a communication hook was
     registered.
     """
 
@@ -186,12 +186,12 @@ class Wrapped:
     hook: Place | None = None
 
     def groups(self) -> set[tuple[int, ...]]:
-        """Return the ranks of each dimension of its mesh."""
+        """Return the ranks of the group in each dimension of its mesh."""
         groups = [None] if self.mesh is None else self.mesh.get_all_groups()
         return {tuple(dist.get_process_group_ranks(group)) for group in groups}
 
     def parameters(self) -> Iterator[tuple[Any, bool]]:
-        """Yield the parameters of its module, each with whether the wrapper takes care of it."""
+        """Yield the parameters of its module, each with whether the wrapper manages it."""
         module: Any = self.module()
         names = getattr(getattr(module, "module", None), "_ddp_params_and_buffers_to_ignore", ())
         for name, each in () if module is None else module.named_parameters():
@@ -200,15 +200,15 @@ class Wrapped:
 
 
 class Wrappers:
-    """The modules that a script wraps, over which ranks, with which communication hook.
+    """The modules that a script wraps, with their ranks and communication hooks.
 
-    `place()` returns the place of the script's line that runs.
+    `place()` returns the place of the script's line that is running.
     """
 
     def __init__(self, place: Callable[[], Place]) -> None:
         self.made: list[Wrapped] = []
         self.wrapped_at: dict[int, Place] = {}
-        """The place where a parameter, by its identity then, was wrapped."""
+        """The place where a parameter was wrapped, by its `id` at that time."""
         self._looked = -1, 0
         self._place = place
         self._owners: dict[int, Wrapped] = {}
@@ -238,7 +238,7 @@ class Wrappers:
         return self.made[-1]
 
     def look(self, when: int) -> None:
-        """Find the innermost wrapper that takes care of each parameter, once for each `when`."""
+        """Find the innermost wrapper that manages each parameter, once for each `when`."""
         if (when, len(self.made)) == self._looked:
             return
         self._looked = when, len(self.made)
@@ -250,11 +250,11 @@ class Wrappers:
                 (self._owners if owned else self._ignoring)[id(parameter)] = wrapped
 
     def of(self, identity: int) -> "Wrapped | None":
-        """Return the wrapper that takes care of the parameter of an identity."""
+        """Return the wrapper that manages the parameter with this `id`."""
         return self._owners.get(identity)
 
     def ignoring(self, identity: int) -> "Wrapped | None":
-        """Return the wrapper around that parameter that leaves it alone."""
+        """Return the wrapper around that parameter that ignores it."""
         return self._ignoring.get(identity)
 
     def _registering(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -272,7 +272,7 @@ class Wrappers:
 
 @functools.cache
 def _names(constructor: Any) -> list[str]:
-    """Return the names of a constructor's parameters behind the module that it wraps."""
+    """Return the names of a constructor's parameters after the module that it wraps."""
     return list(inspect.signature(constructor).parameters)[2:]
 
 

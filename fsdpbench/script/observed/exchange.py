@@ -1,7 +1,7 @@
-"""The ranks that take part in the reduction of a gradient, whoever reduces it: FSDP, DDP, a hook, the script.
+"""The ranks over which a gradient is reduced, whether by FSDP, DDP, a hook or the script.
 
-A collective marks the memory that it writes with its ranks, and operators hand marks on from what they read
-to what they write. So the memory of a gradient says, as an optimizer steps, over which ranks it was reduced.
+A collective marks the memory that it writes with its ranks, and operators pass marks on from their inputs to
+their outputs. So when an optimizer steps, a gradient's memory shows over which ranks it was reduced.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ Ranks = Sequence[int]
 _RANKS, _WHEN = "_sim_reduced_over", "_sim_reduced_in"
 _NO_RANKS: frozenset[Ranks] = frozenset()
 _LARGE = 4096
-"""Elements from which a tensor that is reduced in forward is an activation, not a statistic."""
+"""Elements from which a tensor reduced in forward counts as an activation, not as a statistic."""
 _FSDP = ("/torch/distributed/fsdp/", "/torch/distributed/_composable/", f"{fsdpbench.__path__[0]}/impl/")
 _FORWARD, _COMPILED = ("/torch/nn/modules/module.py",), (f"{fsdpbench.__path__[0]}/sim/compile/",)
 
@@ -42,8 +42,8 @@ _FORWARD, _COMPILED = ("/torch/nn/modules/module.py",), (f"{fsdpbench.__path__[0
 class Exchange:
     """An observer that marks memory with ranks until `stop`.
 
-    Attributes: `stepping`: whether an optimizer steps; `backwards`: the calls of backward so far;
-    `everywhere`: ranks that exchange activations, and so share out the model or its input.
+    Attributes: `stepping`: whether an optimizer is stepping; `backwards`: the calls of backward so far;
+    `everywhere`: groups of ranks that exchange activations, and so split the model or its input.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -59,24 +59,24 @@ class Exchange:
         replace(kernels, follow=passing_to(self._around_operator)(kernels.follow))
 
     def stop(self) -> None:
-        """Follow no further operator."""
+        """Stop following operators."""
         self._accelerator.known_values -= self.active
         self.active = False
 
     def of(self, gradient: torch.Tensor) -> tuple[frozenset[Ranks], int]:
-        """Return the ranks of each reduction of a gradient, and the call of backward of the last one."""
+        """Return the ranks of each reduction of a gradient, and the index of the last one's backward call."""
         memory = _memory(gradient)
         return getattr(memory, _RANKS, _NO_RANKS), getattr(memory, _WHEN, 0)
 
     def of_step(self, elements: int) -> frozenset[Ranks]:
-        """Return the ranks over which the optimizer itself has just reduced `elements` of gradients."""
+        """Return the groups over which the optimizer itself has just reduced `elements` of gradients."""
         found = frozenset(ranks for ranks, count in self._in_step.items() if 2 * count >= elements)
         self._in_step.clear()
         return found
 
     def covers(self, reductions: Iterable[Ranks], rank: int, world: int) -> bool:
-        """Return whether reductions over these groups of `rank` one after another, and over like groups of
-        the other ranks, together reduce over all `world` ranks, or all of one pipeline stage."""
+        """Return whether reductions over these groups of `rank` in sequence, and over the corresponding
+        groups of the other ranks, together reduce over all `world` ranks, or all of one pipeline stage."""
         link = self._accelerator.link
         stage = {each for each in range(world) if link is None or link.represents(each) == rank}
         reached = {rank}
@@ -112,7 +112,7 @@ class Exchange:
     def _around_operator(
         self, original: Callable[..., Any], operator: Any, args: Any, kwargs: Any, result: Any
     ) -> None:
-        if self._accelerator.known_values > self.active:  # one of them is counted here
+        if self._accelerator.known_values > self.active:  # this observer counts as one
             original(operator, args, kwargs, result)
         if self.active and not self.stepping:
             self._hand_on(operator, args, kwargs, result)
@@ -120,20 +120,20 @@ class Exchange:
     def _hand_on(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = operator._schema.name
         changed = written(operator, args, kwargs) or tensors_in((result,), {})
-        if "_foreach_" in name:  # each tensor of a list to the same place of the others
+        if "_foreach_" in name:  # from each tensor of a list to the same position in others
             lists = [each for each in (*args, *kwargs.values()) if isinstance(each, list | tuple)]
             for place, tensor in enumerate(changed[: len(lists[0])]):
                 _hand([each[place] for each in lists if place < len(each)], [tensor])
         elif not (name.endswith("_like") or "::new_" in name):
             taken = tensors_in(args, kwargs)
-            if torch.Tag.pointwise in operator.tags or "batch_norm" in name:  # not a factor, as of clipping
+            if torch.Tag.pointwise in operator.tags or "batch_norm" in name:  # no factors, such as clipping's
                 most = max((tensor.numel() for tensor in taken), default=0)
                 taken = [tensor for tensor in taken if tensor.numel() == most]
             _hand(taken, changed)
 
 
 def _hand(sources: Sequence[Any], targets: Sequence[torch.Tensor]) -> None:
-    # Not of one element: a norm, a count of tokens, a scale.
+    # Skip tensors of one element: a norm, a count of tokens, a scale.
     known = [_memory(each) for each in sources if isinstance(each, torch.Tensor) and each.numel() > 1]
     marks = _NO_RANKS.union(*(getattr(memory, _RANKS, _NO_RANKS) for memory in known))
     for tensor in targets if marks else ():
@@ -148,11 +148,11 @@ def _mark(tensor: torch.Tensor, marks: frozenset[Ranks], when: int) -> None:
 
 def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:
     tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-    return getattr(tensor, "elem", tensor).untyped_storage()  # of one that a collective still writes
+    return getattr(tensor, "elem", tensor).untyped_storage()  # of an `AsyncCollectiveTensor`
 
 
 def _runs_in(places: tuple[str, ...]) -> bool:
-    """Return whether code of a file with one of these in its name runs."""
+    """Return whether code is running from a file with one of these in its name."""
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
     return any(place in file for file in files for place in places)
 
@@ -162,9 +162,9 @@ _Off = dict[tuple[str, int], tuple[weakref.ref[nn.Module], Place]]
 
 
 class Syncs:
-    """The switches that turn the reduction of gradients off.
+    """The switches that turn off the reduction of gradients.
 
-    `place()` returns the place of the script's line that runs; `exchange` counts calls of backward.
+    `place()` returns the place of the script's line that is running; `exchange` counts calls of backward.
     """
 
     def __init__(self, place: Callable[[], Place], exchange: Exchange) -> None:
@@ -179,7 +179,7 @@ class Syncs:
         around(torch.autograd, "backward", self._backward)
 
     def off(self, parameter: Any, wrapped: Wrapped | None) -> tuple[Place, str] | None:
-        """Return the place and the switch that had the reduction of a parameter's gradient off in the last
+        """Return the place and the switch that turned off the reduction of a parameter's gradient in the last
         call of backward."""
         module = None if wrapped is None else wrapped.module()
         for (name, _), (switched, place) in self.last_off.items():
@@ -223,5 +223,5 @@ class Syncs:
 
 
 def holds(module: nn.Module | None, parameter: Any) -> bool:
-    """Return whether a parameter is one of a module's."""
+    """Return whether a parameter belongs to a module."""
     return module is not None and any(each is parameter for each in module.parameters())

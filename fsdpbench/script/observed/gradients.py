@@ -1,4 +1,4 @@
-"""Gradients of optimizers' parameters, missing in every step or never exchanged by some ranks, and why."""
+"""Gradients of optimizers' parameters: missing in every step, or never reduced over some ranks, and why."""
 
 import functools
 import weakref
@@ -25,12 +25,12 @@ _LISTED = 4
 
 @dataclass
 class _Parameter:
-    """One parameter of an optimizer. `late`: its last backward was never followed by a reduction."""
+    """One parameter of an optimizer. `late`: no reduction ever followed its last backward."""
 
     held: weakref.ref[Any]
     name: str = ""
     made: Place = field(default_factory=Place)
-    """The place where its optimizer was made."""
+    """The place where its optimizer was created."""
     has_gradient: bool = False
     exchanged: bool = False
     late: bool = True
@@ -41,7 +41,7 @@ class _Parameter:
 class Gradients:
     """An observer of every optimizer after its step.
 
-    `place()` returns the place of the script's line that runs.
+    `place()` returns the place of the script's line that is running.
     """
 
     def __init__(self, place: Callable[[], Place], exchange: Exchange, wrappers: Wrappers) -> None:
@@ -51,13 +51,13 @@ class Gradients:
         self._steps = 0
         self._stepped = Place()
         self.names: dict[int, str] = {}
-        """Names of parameters by their identity."""
+        """Names of parameters by `id`."""
         self._world = 1
         self._unheld: list[str] = []
         self._reentrant: list[tuple[weakref.ref[nn.Module] | None, Place]] = []
-        """Modules that a reentrant checkpoint ran without an input that needs a gradient (None: unknown)."""
+        """Modules that a reentrant checkpoint ran without an input that requires grad (None: unknown)."""
         self._held: set[int] = set()
-        """Identities of the parameters of all optimizers, those that have not stepped included."""
+        """The `id`s of the parameters of all optimizers, including those that have not stepped."""
         self._leading: Any = None
         around(torch.optim.Optimizer, "add_param_group", self._adding_group)
         register_optimizer_step_pre_hook(self._before_step)
@@ -82,7 +82,7 @@ class Gradients:
         self._held |= {id(each) for each in optimizer.param_groups[-1]["params"]}
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Take a closure that the optimizer calls (forward and backward) out of its own step."""
+        """Exclude a closure that the optimizer calls (forward and backward) from its own step."""
         exchange = self._exchange
         exchange.stepping = True
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -135,7 +135,7 @@ class Gradients:
         world = self._world = dist.get_world_size() if dist.is_initialized() else 1
         local = getattr(gradient, "_local_tensor", gradient)
         if world == 1 or local.is_cpu or parameter.numel() == 1 or not self._exchange.active:
-            seen.exchanged, seen.late = True, False  # or it cannot be seen
+            seen.exchanged, seen.late = True, False  # or it cannot be observed
             return seen
         reductions, when = self._exchange.of(gradient)
         wrapped = self._wrappers.of(id(parameter))
@@ -176,8 +176,8 @@ class Gradients:
             seen.cause = GradientCause.at(wrapped.place, cause="group", **group)
 
     def _find_unheld(self) -> Iterator[str]:
-        """Yield the parameters of wrapped modules that have a gradient and are in no optimizer, where
-        optimizers hold nothing but parameters of these modules (and no copies in another dtype)."""
+        """Yield the parameters of wrapped modules that have a gradient but are in no optimizer, if
+        optimizers hold only parameters of these modules (and no copies in another dtype)."""
         own = {
             id(parameter): parameter
             for wrapped in self._wrappers.made
@@ -188,7 +188,7 @@ class Gradients:
                 yield self.names.get(identity, "")
 
     def reported(self) -> GradientReport:
-        """Return the findings: parameters that share a cause."""
+        """Return the findings, each about parameters that share a cause."""
         every = list(self._parameters.values())
         found: dict[Any, tuple[GradientCause, list[_Parameter]]] = {}
         for each in every:
@@ -221,7 +221,7 @@ def _kind(seen: _Parameter) -> str:
 
 
 def _module_of(function: Any) -> nn.Module | None:
-    """Return the module that a function runs: itself, its own, or one that it closes over."""
+    """Return the module that a function runs: the function, its bound object, or one in its closure."""
     while isinstance(function, functools.partial):
         function = function.func
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
@@ -232,7 +232,7 @@ def _module_of(function: Any) -> nn.Module | None:
 
 
 def _model_parallel(parameter: Any, wrapped: Wrapped | None) -> Iterator[tuple[int, ...]]:
-    """Yield the ranks, of each dimension of its mesh, over which the script itself lays out a parameter."""
+    """Yield the ranks, for each dimension of its mesh, over which the script itself lays out a parameter."""
     if isinstance(parameter, DTensor):
         of_fsdp = wrapped.groups() if wrapped is not None and wrapped.api == "fully_shard" else ()
         for group in parameter.device_mesh.get_all_groups():

@@ -1,4 +1,4 @@
-"""All observations of a script as one record, and habits of it that cost time without need."""
+"""All observations of a script as one record, and habits that cost time needlessly."""
 
 import contextlib
 import linecache
@@ -33,8 +33,8 @@ from fsdpbench.sim import Simulation
 
 
 class Observed:
-    """All observers of one script. Made before it starts, and after the variations: the script's own calls
-    are observed, not what variations make of them."""
+    """All observers of one script. Created before it starts, and after the variations, so that they observe
+    the script's own calls, not the calls as changed by variations."""
 
     def __init__(self, own_files: OwnFiles, waits: Waits, folder: Path, simulation: Simulation) -> None:
         self.calls = Calls(own_files)
@@ -48,14 +48,14 @@ class Observed:
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._look_at_model())
 
     def _look_at_model(self) -> None:
-        """Describe the model, which is complete as the first optimizer is made."""
+        """Describe the model, which is complete when the first optimizer is created."""
         if self._model is None:
-            with contextlib.suppress(Exception):  # a model may be anything
+            with contextlib.suppress(Exception):  # an unusual model may raise anything
                 self._model = self._described()
                 self.gradients.names = parameter_names()
 
     def _look_at_loop(self) -> None:
-        """Remember the code that calls the step of an optimizer of the script's own."""
+        """Remember the script's own code that calls the step of an optimizer."""
         frame = self._own_files.innermost() if self.waits.loop is None else None
         if frame is not None and self._own_files.has(frame.f_code.co_filename):
             self.waits.loop = frame.f_code
@@ -87,7 +87,7 @@ class Observed:
         )
 
     def reported(self, steps: int, computes_in: str | None) -> ObservedScript:
-        """Return the observations after `steps` steps, most of whose matrix products are in one dtype."""
+        """Return the observations after `steps` steps; `computes_in`: the dtype of most matrix products."""
         calls, habits = self.calls, self.habits
         return ObservedScript(
             sharding=[*calls.sharding.values()],
@@ -110,16 +110,16 @@ class Observed:
 
 
 _SEVERAL = 8
-"""Norms of one line in a step, from which the line is named."""
+"""Norms of one line in a step from which the line is reported."""
 
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
 class Habits:
-    """Habits that cost time without need: backward inside of autocast, gradients filled with zeros, norms
-    taken one by one, autograd's search for NaN, and CUDA's launches one by one left on.
+    """Habits that cost time needlessly: backward inside autocast, gradients filled with zeros, norms computed
+    one by one, autograd's anomaly detection, and synchronous CUDA launches left on.
 
-    `place()` returns the place of the script's line that runs.
+    `place()` returns the place of the script's line that is running.
     """
 
     def __init__(self, own_files: OwnFiles, place: Callable[[], Place]) -> None:
@@ -149,7 +149,7 @@ class Habits:
         self._asked_for_anomaly = self._place()
 
     def launch_blocking(self) -> Place | None:
-        """Return where the script asks for blocking launches; no line where its environment does."""
+        """Return where the script requests blocking launches; without a line if its environment does."""
         if os.environ.get(_BLOCKING) != "1":
             return None
         for file in self._own_files.seen():
@@ -163,7 +163,7 @@ class Habits:
             self.zeroed = self._place()
 
     def _norm(self, *args: Any, **kwargs: Any) -> None:
-        frame = sys._getframe(3)  # who calls what is around the function
+        frame = sys._getframe(3)  # the caller of the wrapped function
         if not self._own_files.has(frame.f_code.co_filename):
             return
         key = frame.f_code.co_filename, frame.f_lineno
@@ -180,7 +180,7 @@ class Habits:
         around(owner, name, noted)
 
     def norms(self, steps: int) -> Norms | None:
-        """Return the line that takes most norms, in `steps` steps; None where no line takes several."""
+        """Return the line that computes most norms, in `steps` steps; None if no line computes several."""
         if not self._norms or not steps:
             return None
         key, count = self._norms.most_common(1)[0]

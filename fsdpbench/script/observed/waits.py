@@ -1,7 +1,7 @@
-"""Waits of a script's CPU: for the device at its own lines (`loss.item()`, `torch.cuda.synchronize()`, a copy
-from memory that is not pinned), and for its data loaders.
+"""Waits of a script's CPU: for the device at the script's own lines (`loss.item()`,
+`torch.cuda.synchronize()`, a copy from unpinned memory), and for its data loaders.
 
-FSDP waits too (its rate limiter), and so does a gradient scaler: those waits are not the script's.
+FSDP (its rate limiter) and gradient scalers wait too: those waits are not the script's.
 """
 
 import os
@@ -38,26 +38,26 @@ _TORCHS_OWN = tuple(
 _LONGEST = 120
 _MOST_CALLERS = 8
 _Caller = tuple[CodeType, Place]
-"""The code that ran, and the place of its call."""
+"""The code that was running, and the place of its call."""
 
 
 @dataclass
 class _WaitsOfLine:
-    """The waits of one line: how often and how long (ns), by step."""
+    """The waits of one line: their number and duration (ns), by step."""
 
     counts: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     waited: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     copies_in: int = 0
     place: Place | None = None
     callers: tuple[_Caller, ...] = ()
-    """Calls of the script's own that led to the line, the nearest first."""
+    """Calls of the script's own that led to the line, innermost first."""
 
 
 class Waits:
-    """The waits for the device. Made when the simulation has started.
+    """The waits for the device. Created when the simulation has started.
 
-    Attributes: `step`: returns how many steps have ended; `skipped`: the CPU continues instead of waiting;
-    `count`: waits that were skipped.
+    Attributes: `step`: returns the number of steps that have ended; `skipped`: the CPU continues instead of
+    waiting; `count`: the number of skipped waits.
     """
 
     def __init__(self, own_files: OwnFiles, simulation: Simulation) -> None:
@@ -100,7 +100,7 @@ class Waits:
                 waits.place, waits.callers = self._place(frame), self._callers(frame.f_back)
 
     def _line(self) -> tuple[FrameType, bool] | None:
-        """Return the script's frame that waits, and whether it copies to the device; None for others'."""
+        """Return the script's frame that waits, and whether it copies to the device; None for other waits."""
         copies_in = False
         for frame, _ in traceback.walk_stack(sys._getframe(2)):
             name = frame.f_code.co_filename
@@ -146,20 +146,20 @@ _FILE = "loader_times"
 _now = time.monotonic
 _WAITED = Path("/proc/thread-self/schedstat")
 _LEAST = 3
-"""The fewest batches whose times are reported."""
+"""Fewest batches for which times are reported."""
 
 
 class Loaders:
-    """The real time that batches of `DataLoader`s take the host, here and in their workers.
+    """The real time that batches of `DataLoader`s take the host, in this process and in their workers.
 
-    Workers are other processes; each writes what its batches took to a file. Simulated time stops meanwhile,
-    except for a `time.sleep` of the script's own, which is there on both clocks.
+    Workers are other processes; each writes the times of its batches to a file. Simulated time stops during
+    loading, except for the script's own `time.sleep`, which advances both clocks.
     """
 
     def __init__(self, folder: Path, simulation: Simulation) -> None:
         self._simulation = simulation
         self.taken = 0
-        """Batches that the script has taken."""
+        """Number of batches that the script has taken."""
         self._ahead: dict[int, tuple[int, int]] = {}  # by dataset: bytes and workers
         self._file = folder.absolute() / _FILE
         self._pid = os.getpid()
@@ -193,17 +193,17 @@ class Loaders:
         return found
 
     def held_ahead(self) -> tuple[int, int]:
-        """Return the bytes of batches that workers hold before they are taken, and the workers."""
+        """Return the bytes of batches that workers hold before they are taken, and the number of workers."""
         return sum(held for held, _ in self._ahead.values()), sum(count for _, count in self._ahead.values())
 
     def to_dict(self, steps: int) -> dict[str, float] | None:
-        """Return the `seconds` that a batch takes, `batches` a step, and `charged_s`, the seconds that the
-        simulation knows of already; None where there were too few batches."""
+        """Return the `seconds` that a batch takes, `batches` per step, and `charged_s`, the seconds that the
+        simulation counts already; None if there were too few batches."""
         times = self._times or self._read()
         if len(times) < _LEAST or not steps or not self.taken:
             return None
         usual = sorted(times[1:])
-        # The lower quartile: on a busy machine others take their time out of the rest.
+        # The lower quartile: on a busy machine other processes slow the rest.
         return {
             "seconds": usual[len(usual) // 4],
             "batches": self.taken / steps,
@@ -220,7 +220,7 @@ class Loaders:
 
 
 def _waited_for_a_core() -> float:
-    """Return the seconds that this thread waited for a core; 0 where Linux does not say."""
+    """Return the seconds that this thread waited for a core; 0 if Linux does not say."""
     try:
         return int(_WAITED.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

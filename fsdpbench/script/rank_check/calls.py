@@ -15,8 +15,8 @@ MOST_CALLS = 200_000
 
 
 class Ended(StrEnum):
-    """The ends of a rank's script. All but `OK` cut its log short; `REFUSED`: it asks for what the simulation
-    does not have."""
+    """The outcome of a rank's script. All but `OK` cut its log short; `REFUSED`: it needs something that is
+    not simulated."""
 
     OK = "ok"
     RAISED = "raised"
@@ -28,8 +28,8 @@ class Ended(StrEnum):
 
 
 class Group(NamedTuple):
-    """A communicator, the same on all of its ranks: its global ranks, and which one of these ranks it is.
-    `lane` tells tensors of the host from those of the device, where they are sent side by side."""
+    """A communicator, identified alike on all of its ranks: its global ranks, and its number among the groups
+    of these ranks. `lane` separates host tensors from device tensors, if they are sent side by side."""
 
     ranks: tuple[int, ...]
     number: int = 0
@@ -38,7 +38,7 @@ class Group(NamedTuple):
 
     @property
     def key(self) -> tuple[tuple[int, ...], int, str]:
-        """Return the identity of the group; descriptions may differ in words alone."""
+        """Return the identity of the group; descriptions may differ in wording only."""
         return self.ranks, self.number, self.lane
 
 
@@ -55,8 +55,8 @@ Stack = tuple[Frame, ...]
 
 
 class Call(NamedTuple):
-    """One collective. `sizes` are the elements that must be equal on all ranks, None where they may differ;
-    `shown` says them to people. `root` is a global rank. `phase` is odd inside of `Join`."""
+    """One collective. `sizes`: the numbers of elements that must be equal on all ranks, None if they may
+    differ; `shown`: these sizes as text. `root`: a global rank. `phase`: odd inside `Join`."""
 
     group: Group
     kind: str
@@ -71,7 +71,7 @@ class Call(NamedTuple):
 
 @dataclass
 class RankLog:
-    """The calls of one rank, in order, and its end: `error` in words, `stood` its stack."""
+    """The calls of one rank, in order, and its end: `error`, a text, and `stood`, the stack."""
 
     rank: int
     calls: list[Call] = field(default_factory=list)
@@ -79,14 +79,14 @@ class RankLog:
     error: str | None = None
     stood: Stack = ()
     phase: int = 0
-    """The last phase that it began; odd inside of `Join`."""
+    """The last phase that the rank began; odd inside `Join`."""
 
     @property
     def is_whole(self) -> bool:
         return self.ended is Ended.OK
 
     def write(self, folder: Path) -> None:
-        """Write the log into `folder`, whole or not at all; groups and stacks that calls share once."""
+        """Write the log into `folder` atomically; pickle stores groups and stacks that calls share once."""
         write_whole(folder / LOG_NAME, pickle.dumps(self))
 
     @classmethod
@@ -105,7 +105,7 @@ _MOST_IN_ALL = 256 << 20
 
 
 class _Bounded(io.BytesIO):
-    """A buffer of at most `_LARGEST` bytes: objects may hold whole models."""
+    """A buffer of at most `_LARGEST` bytes: objects may contain whole models."""
 
     def write(self, content: Any) -> int:
         if self.tell() + len(content) > _LARGEST:
@@ -116,38 +116,38 @@ class _Bounded(io.BytesIO):
 class Values:
     """The results of rank 0's collectives by call, for the ranks that run after it. Rank 0 puts, others get.
 
-    After a real collective all ranks hold the same, and continue by it: `broadcast_object_list` hands out
-    what rank 0 decided, `all_reduce(MIN)` of the number of batches says how many steps all of them take. A
-    simulated rank has only its own input. So rank 0 writes down its results, and a rank that runs later gets
-    them after the same call, the n-th of the same group.
+    After a real collective all ranks have the same values and act on them: `broadcast_object_list`
+    distributes a decision of rank 0, `all_reduce(MIN)` of the number of batches sets the number of steps for
+    all. A simulated rank has only its own input. So rank 0 records its results, and a rank that runs later
+    gets them after the same call, the n-th of the same group.
     """
 
     def __init__(self) -> None:
         self.placed: dict[str, tuple[int, int]] = {}
-        """Files that rank 0 wrote, with the collectives that it had called by then (`Arrivals`)."""
+        """Files that rank 0 wrote, with the collectives that it had called before each (`Arrivals`)."""
         self._by_call: dict[tuple[Any, ...], bytes] = {}
         self._size = 0
 
     def put(self, call: tuple[Any, ...], value: Any) -> None:
-        """Remember `value`, unless it cannot be pickled or is large: the others then keep their own."""
+        """Store `value`, unless it cannot be pickled or is large: other ranks then keep their own."""
         if self._size > _MOST_IN_ALL:
             return
         buffer = _Bounded()
         try:
             pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-        except Exception:  # whatever an object of the script raises when it is pickled
+        except Exception:  # an object of the script may raise anything when pickled
             return
         self._by_call[call] = buffer.getvalue()
         self._size += len(buffer.getvalue())
 
     def get(self, call: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return `(value,)`, or `()` if there is none, loaded here: its class may be the script's."""
+        """Return `(value,)`, or `()` if there is none, unpickled here: its class may be the script's."""
         content = self._by_call.get(call)
         if content is None:
             return ()
         try:
             return (pickle.loads(content),)
-        except Exception:  # whatever an object of the script raises when it is unpickled
+        except Exception:  # an object of the script may raise anything when unpickled
             return ()
 
     def write(self, folder: Path) -> None:
@@ -156,7 +156,7 @@ class Values:
 
     @classmethod
     def read(cls, folder: Path) -> "Values":
-        """Read the values that rank 0 left in `folder`; none if it left none."""
+        """Read the values that rank 0 wrote to `folder`; empty if it wrote none."""
         values = cls()
         path = folder / VALUES_NAME
         if path.exists():

@@ -1,13 +1,13 @@
 """The first call in which two ranks differ.
 
-Only ranks of one group must agree: their calls are compared group by group, one by one. Two ranks that share
-no group share no sequence, and neither do two groups of one rank: their calls may come in any order.
+Only ranks of one group must agree: their calls are compared group by group, in order. Two ranks without a
+common group share no sequence, and neither do two groups of one rank: their calls may come in any order.
 
     group 0-7      rank 0   all_gather   all_gather   reduce_scatter
                    rank 1   all_gather   all_reduce   reduce_scatter
                                          ^ differ here
 
-Inside of `Join` (odd phases) a rank may have fewer calls: it shadows those of the others.
+Inside `Join` (odd phases) a rank may have fewer calls: it shadows the calls of other ranks.
 """
 
 import os
@@ -25,24 +25,24 @@ _PARTS = ("kind", "root", "sizes", "dtype", "reduction")
 
 @dataclass(frozen=True)
 class Difference:
-    """`rank` is the odd one out, `other` one that goes with most. `kind`: which part of the call differs, or
-    `missing` (`rank` makes no such call), or how `rank` ended while `other` continued."""
+    """A difference of two ranks: `rank` is the odd one out, `other` agrees with most. `kind`: the part of the
+    call that differs, or `missing` (`rank` makes no such call), or how `rank` ended if `other` did not."""
 
     kind: str
     rank: int
     other: int
     group: Group | None
     call: Call | None
-    """What `rank` calls, if it calls something."""
+    """The call of `rank`, if it makes one."""
     other_call: Call | None
     number: int
-    """How many calls of this group came before, the same on both."""
+    """The number of earlier calls of this group, equal on both."""
     error: str | None = None
     stood: Stack = ()
 
 
 _At = tuple[int, Difference]
-"""A difference, behind how early it came in the logs of those that differ."""
+"""How early a difference comes in the logs of the ranks that differ, and the difference."""
 
 
 def first_difference(logs: Sequence[RankLog]) -> Difference | None:
@@ -61,7 +61,7 @@ def first_difference(logs: Sequence[RankLog]) -> Difference | None:
 
 
 _Numbered = tuple[int, Call]
-"""A call and its place among all calls of its rank."""
+"""The index of a call among all calls of its rank, and the call."""
 
 
 def _streams(log: RankLog) -> dict[tuple[Any, ...], list[_Numbered]]:
@@ -85,7 +85,7 @@ def _in_group(logs: Sequence[RankLog], streams: Sequence[list[_Numbered]]) -> _A
 
 
 def _in_row(logs: Sequence[RankLog], row: Sequence[_Numbered | None], phase: int, before: int) -> _At | None:
-    """Return the difference between the ranks in one call of each; None: no call any more."""
+    """Return the difference between ranks in one call. `row`: each rank's call, None if it has no more."""
     known = [
         (log.rank, each)
         for log, each in zip(logs, row, strict=True)
@@ -104,14 +104,14 @@ def _in_row(logs: Sequence[RankLog], row: Sequence[_Numbered | None], phase: int
 
 
 def _calls_no_more(log: RankLog, phase: int) -> bool:
-    """Return whether a rank without a call here never makes it: not cut short, and no shadow of others."""
+    """Return whether a rank without a call here never makes it: its log is not cut, and it shadows none."""
     if phase % 2:
         return False
     return log.is_whole or log.phase > phase
 
 
 def _most(made: Sequence[tuple[int, _Numbered]]) -> tuple[int, Call]:
-    """Return the first rank that makes the call of most ranks, and that call."""
+    """Return the first rank that makes the most frequent call, and that call."""
     counts = Counter(_signature(call) for _, (_, call) in made)
     rank, (_, call) = max(made, key=lambda each: (counts[_signature(each[1][1])], -each[0]))
     return rank, call
@@ -130,7 +130,7 @@ def _differing_part(call: Call, other: Call) -> str | None:
 
 
 def _ends(logs: Sequence[RankLog]) -> Iterator[_At]:
-    """Yield a difference for each rank that ended badly while another one did not."""
+    """Yield a difference for each rank that ended badly while another rank did not."""
     well = [log for log in logs if log.ended in (Ended.OK, Ended.TOO_MANY)]
     for log in logs:
         if well and log not in well:
@@ -140,7 +140,7 @@ def _ends(logs: Sequence[RankLog]) -> Iterator[_At]:
 
 
 _EFFECTS, _ENDS = table_beside(__file__, "comparison.toml").values()
-"""The effects of a difference on real ranks, and what a rank does that ends badly, in words."""
+"""The effects of a difference on real ranks, and what a rank that ends badly does, as text."""
 _MOST_RANKS = 16
 _LONGEST_ERROR = 300
 
@@ -150,7 +150,7 @@ def sentence(difference: Difference) -> str:
     rank, other = difference.rank, difference.other
     if difference.other_call is None:
         how, is_refused = _ENDS[difference.kind], difference.kind == Ended.REFUSED
-        # Of out of memory, the size that was asked for.
+        # For out of memory, keep the requested size.
         beginning = (difference.error or "").partition(" GPU 0 has")[0]
         error = f" ({one_line(beginning, _LONGEST_ERROR)})" if difference.error else ""
         effect = "it was not compared further" if is_refused else "real ranks would wait for it"
@@ -175,7 +175,7 @@ def called(call: Call) -> str:
 
 
 def group_name(group: Group) -> str:
-    """Return `default`, or the purpose of a group and its ranks."""
+    """Return `default`, or the purpose and the ranks of a group."""
     if group.description == "default":
         return "default"
     ranks = _ranks(group.ranks)

@@ -1,8 +1,8 @@
-"""A record of every collective of this process, made as torch asks the simulated process group for it.
+"""A record of every collective of this process, made when torch calls the simulated process group.
 
-The properties that all ranks must agree on differ by collective: an all-reduce has the same elements
-everywhere, an all-gather into a list the same list of sizes, and each rank sends its own. Where ranks may
-differ (splits of an all-to-all) only kind and dtype are compared.
+The properties that all ranks must agree on depend on the collective: an all-reduce has the same number of
+elements everywhere; an all-gather into a list has the same list of sizes, while each rank sends its own. If
+ranks may differ (splits of an all-to-all), only kind and dtype are compared.
 """
 
 import functools
@@ -37,7 +37,7 @@ from fsdpbench.sim.torch_device.tensors import Assumed, is_on_device
 _MAIN = threading.main_thread().ident
 _MOST_LISTED = 16
 _SMALL = 1024
-"""Elements of a tensor of the host that the other ranks get from rank 0."""
+"""Most elements of a host tensor that other ranks get from rank 0."""
 
 
 class Seen(NamedTuple):
@@ -84,8 +84,8 @@ class Recorder:
     """The recorder of this process's rank.
 
     Args:
-        values: rank 0 puts results into them, other ranks get theirs from them.
-        groups: all process groups, in the order in which they are made.
+        values: rank 0 stores its results in them, other ranks get theirs from them.
+        groups: all process groups, in order of creation.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Recorder:
         self._arrivals: Arrivals | None = None
 
     def follow_files(self, overlay: Overlay, layer_of_rank_0: Path) -> None:
-        """Note when rank 0 writes a file; on other ranks, link it after the same collective."""
+        """Note when rank 0 writes a file; on other ranks, link the file after the same collective."""
         if self.log.rank == 0:
             overlay.on_place = lambda path: self.values.placed.setdefault(path, self._called())
         else:
@@ -145,10 +145,10 @@ class Recorder:
         return made
 
     def note(self, group: SimProcessGroup, seen: Seen, opts: Any, root: int | None = None) -> tuple[Any, ...]:
-        """Record a call; return its key among all calls of its group. A thread's call has a key alone.
+        """Record a call; return its key among all calls of its group. A thread's call only gets a key.
 
-        `opts`: torch's options of the collective, with root and reduction. `root`: a rank of the group,
-        instead of that of the options.
+        `opts`: torch's options of the collective, with root and reduction. `root`: a rank of the group, which
+        replaces the root of the options.
         """
         shared = seen.shared
         known = self._group(group, shared)
@@ -176,7 +176,7 @@ class Recorder:
         return (*known.key, count)
 
     def note_new_group(self, ranks: Sequence[int], everyone: tuple[int, ...]) -> None:
-        """Record the making of a group, in which all ranks take part, also those outside of it."""
+        """Record the creation of a group, in which all ranks take part, also ranks outside the group."""
         shown = f"ranks {', '.join(map(str, ranks))}" if len(ranks) <= _MOST_LISTED else f"{len(ranks)} ranks"
         self._add(
             Call(
@@ -224,7 +224,7 @@ class Recorder:
         return original(join)
 
     def _leaving(self, original: Callable[..., Any], join: Join, *exc_info: Any) -> Any:
-        """Record nothing at the end of `Join`: a rank without inputs shadows the others' collectives."""
+        """Record nothing at the end of `Join`: a rank without inputs shadows other ranks' collectives."""
         self._silent = True
         try:
             return original(join, *exc_info)
@@ -234,7 +234,7 @@ class Recorder:
 
 
 def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """Return the elements of each tensor; of many tensors, their count, sum and a hash."""
+    """Return the number of elements of each tensor; for many tensors, their count, sum and a hash."""
     sizes = tuple(tensor.numel() for tensor in tensors)
     if len(sizes) <= _MOST_LISTED:
         return sizes
@@ -271,22 +271,22 @@ def _give(tensor: torch.Tensor, value: Any) -> None:
 
 
 Count = tuple[int, int]
-"""The collectives that a rank has called: of the group of all ranks, and in all."""
+"""The number of collectives that a rank has called: of the group of all ranks, and in total."""
 
 
 class Arrivals:
-    """Files that rank 0 saved, on their way to a rank that runs after it: there from the next collective on.
+    """Files that rank 0 saved, for a rank that runs after it: they exist there from the next collective on.
 
         rank 0    save   barrier   load            rank 0's layer of files: files/home/me/step-3/…
         rank 1           barrier   load            after the barrier the same file is in its own layer
 
     They are linked, not copied (they are as large as real checkpoints); a file that a rank writes itself
-    takes the link's place.
+    replaces the link.
 
     Args:
         overlay: this rank's layer of files.
         root: the folder of rank 0's layer.
-        placed: the collectives that rank 0 had called when it wrote a file.
+        placed: by file, the collectives that rank 0 had called when it wrote the file.
     """
 
     def __init__(self, overlay: Overlay, root: Path, placed: "Mapping[str, Count]") -> None:
@@ -295,8 +295,8 @@ class Arrivals:
         self._waiting = sorted(self._found(placed).items(), key=lambda item: item[1])
 
     def arrive(self, count: "Count") -> None:
-        """Link the files that rank 0 had written before it called as much as this rank has called by now."""
-        waiting, self._waiting = self._waiting, []  # the thread of a checkpoint calls too
+        """Link the files that rank 0 wrote before it had called as many collectives as this rank has now."""
+        waiting, self._waiting = self._waiting, []  # the thread of a checkpoint calls this too
         for path, then in waiting:
             if count[0] > then[0] or count[1] > then[1]:
                 self._overlay.link(self._root + path, path)
@@ -304,7 +304,7 @@ class Arrivals:
                 self._waiting.append((path, then))
 
     def _found(self, placed: "Mapping[str, Count]") -> "dict[str, Count]":
-        """Return all files of rank 0's layer. One that came with its folder counts as the folder's first."""
+        """Return the files of rank 0's layer. One that came with its folder gets the folder's first count."""
         of_folder: dict[str, Count] = {}
         for path, count in placed.items():
             folder = os.path.dirname(path)
@@ -363,7 +363,7 @@ class Stacks:
 
 
 def record_objects(recorder: Recorder) -> None:
-    """Record collectives of Python objects and the making of groups too.
+    """Record collectives of Python objects and the creation of groups too.
 
     The simulated process group never sees them: `sim/torch_device/patches/torch_patches.py` answers them in
     Python.
@@ -386,14 +386,14 @@ def _replace_everywhere(name: str, replacement: Any) -> None:
 def _of_objects(
     recorder: Recorder, name: str, original: Callable[..., None], given: Mapping[str, Any]
 ) -> None:
-    """Call and record a collective of objects; its results are those of rank 0, where they are known."""
+    """Call and record a collective of objects; its results are rank 0's, if these are known."""
     original(**given)
     group: Any = given.get("group") or dist.group.WORLD
     root = None
     if name != "all_gather_object":
         place = "dst" if name == "gather_object" else "src"
         of_world, root = given.get(place), given.get(f"group_{place}")
-        if root is None:  # by default 0, as torch
+        if root is None:  # torch's default
             root = 0 if of_world is None else list(group.ranks).index(of_world)
     call = recorder.note(group, Seen(name, ()), None, root)
     if "object_list" in given:
@@ -405,7 +405,7 @@ def _of_objects(
 
 
 def _exchanged(recorder: Recorder, call: tuple[Any, ...], own: Any) -> Any:
-    """Return the result of a call on this rank: that of rank 0, where it is known, else `own`."""
+    """Return the result of a call on this rank: rank 0's if it is known, else `own`."""
     if recorder.log.rank == 0:
         recorder.values.put(call, own)
         return own
@@ -425,7 +425,7 @@ def _new_group(
 def start_recording(simulation: Simulation, folder: Path, rank_0: Path, own_files: OwnFiles) -> Recorder:
     """Record the calls of the simulation's rank from now on; `rank_0`: the folder of rank 0, for its results.
 
-    On SIGTERM the process leaves its log in `folder`, with the stack at which it stood.
+    On SIGTERM the process writes its log to `folder`, with its stack at that time.
     """
     rank = simulation.rank
     values = Values() if rank == 0 else Values.read(rank_0)

@@ -1,10 +1,10 @@
-"""The content of a script's checkpoints, by its state when it saves and when it has loaded.
+"""The content of a script's checkpoints, from its state when it saves and after it has loaded.
 
     first run    trains and saves           state2_rank0.pt: weights, optimizer states and data after step 2
                                             saved.txt: the step after which a rank saved first, and its line
     second run   other ranks, which load    state0_rank0.pt: the same, before their first step
 
-The files are in the layer of the run; the second run gets a copy of it.
+The files are in the layer of the run; the second run gets a copy of the layer.
 """
 
 import contextlib
@@ -50,14 +50,14 @@ class State:
 
 
 def saved_after(folder: Path) -> tuple[int, str]:
-    """Return the steps that were done when a rank saved first, and the script's line; 0 if none did."""
+    """Return the number of steps done when a rank first saved, and the script's line; 0 if none saved."""
     marker = folder / _SAVED
     steps, _, place = marker.read_text().partition(" ") if marker.exists() else ("0", "", "")
     return int(steps), place
 
 
 def read_states(folder: Path, steps: int, ranks: int) -> list[State]:
-    """Return the states of all ranks after `steps`; none if one of them did not come so far with a model."""
+    """Return the states of all ranks after `steps`; empty if a rank did not get that far with a model."""
     paths = [_path(folder, steps, rank) for rank in range(ranks)]
     states = [torch.load(path, weights_only=False) for path in paths if path.exists()]
     return states if len(states) == ranks and all(each.weights for each in states) else []
@@ -97,13 +97,13 @@ class CheckpointWatch(Watch):
         return original(*args, **kwargs)
 
     def _is_written(self, path: object) -> bool:
-        """Return whether the first run wrote a file that is loaded: others hold data. States of dcp count."""
+        """Return whether the first run wrote what is loaded: a file in the layer, or any state dict (dcp)."""
         if not isinstance(path, str | os.PathLike):
             return isinstance(path, dict)
         return os.path.exists(f"{self.folder / 'files'}{os.path.abspath(os.fsdecode(path))}")
 
     def _inside(self) -> bool:
-        """Return whether torch's own checkpoints, or this project, save or load a part."""
+        """Return whether torch's own checkpoints, or this project, are saving or loading a part."""
         caller = str(sys._getframe(3).f_globals.get("__name__"))
         return caller.startswith((_LIBRARY, "fsdpbench."))
 
@@ -122,8 +122,8 @@ class CheckpointWatch(Watch):
         return State(weights, states, counts, self.count, place, self._first)
 
     def _as_gradients(self, kind: str) -> dict[str, Piece | None]:
-        """Return one kind of optimizer state by parameter, cut as the parameters are: it takes the place of
-        the gradients for a moment."""
+        """Return one kind of optimizer state by parameter, sharded like the parameters: it replaces the
+        gradients for a moment."""
         groups = [(each.state, group["params"]) for each in self._optimizers for group in each.param_groups]
         kept = [
             (each, each.grad, states.get(each, {}).get(kind)) for states, every in groups for each in every
@@ -138,11 +138,11 @@ class CheckpointWatch(Watch):
                 parameter.grad = gradient
 
     def begin(self) -> None:
-        """Write down what the run has before a step."""
+        """Record the state before a step."""
         self._state = self._now(self._place)
 
     def backward(self, run: Callable[[], None]) -> None:
-        """Run a backward; the data of the step is known then. A run that resumes ends with it."""
+        """Run a backward, after which the data of the step is known. A run that resumes ends with it."""
         run()
         self._first = self._first or self.record.inputs
         if self._state is not None:
@@ -152,27 +152,27 @@ class CheckpointWatch(Watch):
             raise MeasuredAllError
 
     def stepped(self) -> None:
-        """End the run a step after a rank saved: a later checkpoint would take the place of the first."""
+        """End the run a step after a rank saved: a later checkpoint would replace the first."""
         if not self._resumes and 0 < saved_after(self.folder)[0] < self.count:
             raise MeasuredAllError
 
     def finish(self) -> None:
-        """Write down the state at the end of the script."""
+        """Record the state at the end of the script."""
         if not self._resumes or self._state is None:
             self._leave(self._now(self._place))
 
     def _leave(self, state: State) -> None:
-        steps = 0 if self._resumes else state.steps  # loading may step an optimizer, to make its states
+        steps = 0 if self._resumes else state.steps  # loading may step an optimizer, to create its states
         keep(state, _path(self.folder, steps, self.rank))
         self._state = None
 
 
 def _next_rate(schedule: Any) -> float:
-    """Return the learning rate that a schedule's next step will set; it takes none."""
+    """Return the learning rate that a schedule's next step will set, without stepping it."""
     ahead = copy.copy(schedule)
     groups = [dict(group) for group in schedule.optimizer.param_groups]
     ahead.optimizer, ahead.last_epoch = SimpleNamespace(param_groups=groups), schedule.last_epoch + 1
-    with warnings.catch_warnings(), contextlib.suppress(Exception):  # of a class of the script's own
+    with warnings.catch_warnings(), contextlib.suppress(Exception):  # the class may be the script's own
         warnings.simplefilter("ignore")
         return float(ahead.get_lr()[0])
     return 0.0

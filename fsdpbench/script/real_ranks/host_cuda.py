@@ -1,7 +1,7 @@
-""" "cuda" and "nccl" mean the CPU and gloo in this process, with real numbers.
+"""Mapping of "cuda" and "nccl" to the CPU and gloo in this process, with real numbers.
 
-`script/cuda` does the same with the simulated device. Streams and events exist and do nothing, memory
-statistics are 0, batches are loaded in the rank's own process.
+`script/cuda` does the same with the simulated device. Streams and events exist but do nothing, memory
+statistics are 0, and batches are loaded in the rank's own process.
 """
 
 import collections
@@ -36,7 +36,7 @@ from fsdpbench.script.real_ranks.watching import NotComparedError
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 LONGEST_WAIT = datetime.timedelta(seconds=30)
-"""The most that a rank waits for the others in one collective."""
+"""Longest time that a rank waits for other ranks in one collective."""
 _HOST = "cpu"
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 _ALONE = (
@@ -50,11 +50,11 @@ _GIB = 1 << 30
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing: all work is done when it is asked for."""
+    """Do nothing: all work is done when it is requested."""
 
 
 class _Stream:
-    """A stream or an event."""
+    """A stream or an event, which does nothing."""
 
     device, cuda_stream = torch.device("cpu"), 0
     __init__ = __exit__ = wait_stream = wait_event = wait = record = synchronize = _nothing
@@ -64,11 +64,11 @@ class _Stream:
         return event or _Stream()
 
     def query(self) -> bool:
-        """Return True: all is done."""
+        """Return True: all work is done."""
         return True
 
     def elapsed_time(self, other: Any) -> float:
-        """Return a time in milliseconds by which scripts may divide."""
+        """Return a time in milliseconds that is not 0, because scripts may divide by it."""
         return 1.0
 
     def __enter__(self) -> "_Stream":
@@ -82,7 +82,7 @@ class _Properties:
 
 
 def map_host(notes: set[str]) -> None:
-    """Let "cuda" and "nccl" be the CPU and gloo, for good. Dropout drops nothing, which `notes` then says."""
+    """Map "cuda" and "nccl" to the CPU and gloo, for good. Dropout drops nothing; `notes` then reports it."""
     torch.set_num_threads(1)
     replacements = Replacements()
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -97,7 +97,7 @@ def map_host(notes: set[str]) -> None:
     around_init(DistributedDataParallel, functools.partial(_without, _DEVICES))
     around_init(FullyShardedDataParallel, lambda _, kwargs: kwargs.update(device_id=torch.device(_HOST)))
     patch("check_synced_states", lambda original: _nothing)
-    patch("flex_validate_device", lambda original: _nothing)  # it refuses backwards, which run uncompiled
+    patch("flex_validate_device", lambda original: _nothing)  # it refuses backward, which runs uncompiled
     patch("flat_prepare_gradient", passing_to(_without_offloaded))
     around(FSDPModule, "set_gradient_divide_factor", _summing)
     around(torch.amp.GradScaler, "__init__", _naming_host)
@@ -112,7 +112,7 @@ def map_host(notes: set[str]) -> None:
 
 
 def map_gpus() -> None:
-    """Let the functions of `torch.cuda` answer for one GPU of the node; those of memory answer 0."""
+    """Make the functions of `torch.cuda` answer for one GPU of the node; those of memory return 0."""
     local_rank = int(os.environ["LOCAL_RANK"])
     answers = {
         "is_available": True, "is_initialized": True, "is_bf16_supported": True,
@@ -142,7 +142,7 @@ def map_gpus() -> None:
     replace(torch.version, cuda=torch.version.cuda or "12.8")
     replace(
         torch.cpu, Stream=_Stream, Event=_Stream, current_stream=torch.cuda.current_stream,
-        device_count=torch.cuda.device_count,  # which FSDP1 asks for the ranks of a node
+        device_count=torch.cuda.device_count,  # FSDP1 takes the ranks of a node from it
     )  # fmt: skip
     replace(dist, is_nccl_available=torch.cuda.is_available)
     map_nccl_class()
@@ -151,7 +151,7 @@ def map_gpus() -> None:
 
 
 def hide_accelerator() -> None:
-    """Let torch find no accelerator: the simulated one is imported here, and does not run."""
+    """Hide the accelerator from torch: the simulated one is imported here, but does not run."""
     patch("get_accelerator", lambda original: _answering(torch.device(_HOST)))
     none = {"current_accelerator": None, "is_available": False, "device_count": 0}
     replace(torch.accelerator, **{name: _answering(answer) for name, answer in none.items()})
@@ -171,7 +171,7 @@ def _map_distributed(replacements: Replacements) -> None:
 
 
 def start_group(there: dict[str, str], original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
-    """Call `init_process_group` for the ranks that are `there`. Raises `OneNodeError` for one node's."""
+    """Call `init_process_group` for the existing ranks, `there`. Raises `OneNodeError` for one node's."""
     asked = str(dict(zip(("world_size", "rank"), args[3:5], strict=False), **kwargs).get("world_size", -1))
     asked = os.environ["WORLD_SIZE"] if asked == "-1" else asked
     if asked != there["WORLD_SIZE"]:
@@ -183,11 +183,11 @@ def start_group(there: dict[str, str], original: Callable[..., Any], /, *args: A
 
 
 class OneNodeError(BaseException):
-    """A script that starts as many processes as it finds GPUs: all ranks have to be on one node."""
+    """Raised by a script that starts as many processes as it finds GPUs: all ranks must be on one node."""
 
 
 def _future(original: Callable[..., Any], work: dist.Work) -> Any:
-    """Return the future of a work; gloo has none for some, which is done then."""
+    """Return the future of a work; gloo has none for some works: wait for these."""
     try:
         return original(work)
     except RuntimeError:
@@ -198,45 +198,45 @@ def _future(original: Callable[..., Any], work: dist.Work) -> Any:
 
 
 def _on_gloo(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a maker of groups: they are gloo's, and wait for at most `LONGEST_WAIT`."""
+    """Call a constructor of groups: they use gloo, and wait for at most `LONGEST_WAIT`."""
     kept = {name: value for name, value in kwargs.items() if name not in _BACKENDS}
     return original(*args[:1], **kept | {"timeout": LONGEST_WAIT})
 
 
 def _without(names: tuple[str, ...], first: Any, kwargs: Arguments) -> None:
-    """Leave arguments of a constructor out."""
+    """Remove arguments of a constructor."""
     for name in names:
         kwargs.pop(name, None)
 
 
 def _summing(original: Callable[..., Any], module: FSDPModule, factor: float) -> None:
-    """Let FSDP2 divide by itself: gloo has no reduction that multiplies first."""
+    """Make FSDP2 divide by itself: gloo has no reduction that multiplies first."""
     original(module, factor)
     module.set_force_sum_reduction_for_comms(True)
 
 
 def _without_offloaded(original: Callable[..., Any], handle: Any) -> None:
-    """Let FSDP1 add no gradient to one on the host: it does not for a GPU's."""
+    """Keep FSDP1 from accumulating gradients on the host, which it does not do for a GPU's."""
     original(handle)
     if handle._offload_params and hasattr(handle.flat_param, "_saved_grad_shard"):
         del handle.flat_param._saved_grad_shard
 
 
 def _naming_host(original: Callable[..., Any], made: Any, *args: Any, **kwargs: Any) -> None:
-    """Call a constructor whose first argument is a kind of device, by itself "cuda"."""
+    """Call a constructor whose first argument is a device type, by default "cuda"."""
     first = list(inspect.signature(original).parameters)[1]
     device = args[0] if args else kwargs.pop(first, CUDA)
     original(made, _HOST if device == CUDA else device, *args[1:], **kwargs)
 
 
 def _by_rank(notes: set[str], module: torch.nn.Module, process_group: Any = None) -> torch.nn.Module:
-    """Leave batch norms as they are: torch synchronises none on the CPU."""
+    """Leave batch norms as they are: torch does not synchronize them on the CPU."""
     notes.add("batch norms by rank")
     return module
 
 
 def _without_dropout(notes: set[str], name: str, place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function whose argument `name`, at `place`, is the share to drop."""
+    """Call a function with the share to drop, its argument `name` or at `place`, set to 0."""
     trains = kwargs.get("training", args[2] if len(args) > 2 else True)
     if trains is not False and (args[place] if len(args) > place else kwargs.get(name, 0.0)):
         notes.add("without dropout")
@@ -246,7 +246,7 @@ def _without_dropout(notes: set[str], name: str, place: int, original: Any, *arg
 
 
 def change_lightning(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Let Lightning's Trainer and Fabric, as they are imported, take the ranks that are there."""
+    """Make Lightning's Trainer and Fabric, when they are imported, use the existing ranks."""
     execute(module)
     for kind in [each for each in vars(module).values() if isinstance(each, type)]:
         if hasattr(kind, "_check_device_config_and_set_final_flags"):
@@ -258,7 +258,7 @@ def change_lightning(execute: Callable[[ModuleType], None], module: ModuleType) 
 
 
 def _with_ranks(original: Callable[..., Any], connector: Any, devices: Any, num_nodes: Any) -> None:
-    """Take the nodes and devices that are there, whatever number of more than one is asked for."""
+    """Use the existing nodes and devices, if more than one is requested."""
     if (str(devices), str(num_nodes)) != ("1", "1"):
         devices = local = int(os.environ["LOCAL_WORLD_SIZE"])
         num_nodes = int(os.environ["WORLD_SIZE"]) // local
@@ -266,7 +266,7 @@ def _with_ranks(original: Callable[..., Any], connector: Any, devices: Any, num_
 
 
 def _with_sizes(original: Callable[..., Any], made: Any, *args: Any, **kwargs: Any) -> None:
-    """Let data parallelism have the ranks that tensor parallelism of a stated size leaves."""
+    """Give data parallelism the ranks that tensor parallelism of a given size leaves."""
     kwargs |= dict(zip(("data_parallel_size", "tensor_parallel_size"), args, strict=False))
     if {int} == {type(kwargs.get(name)) for name in ("data_parallel_size", "tensor_parallel_size")}:
         kwargs["data_parallel_size"] = int(os.environ["WORLD_SIZE"]) // kwargs["tensor_parallel_size"]

@@ -1,8 +1,8 @@
 """The number that a script divides its loss by: read from the graph between the loss and its sum or mean.
 
-A mean over ranks of losses that are means over different numbers of elements weighs an element of a short
-batch more than one of a long batch: the gradient is not that of the mean over all elements. A script may
-weigh its losses as it likes: what multiplies a mean is its weight, and no number of elements.
+If losses are means over different numbers of elements, their mean over ranks gives an element of a short
+batch more weight than one of a long batch: the gradient is not that of the mean over all elements. A script
+may weight its losses as it likes: a factor of a mean is its weight, not a number of elements.
 """
 
 import math
@@ -18,25 +18,25 @@ _PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias",
 _REDUCED = "_AllReduceBackward"  # of torch.distributed.nn
 _PRODUCTS = {"Mul": "_saved_other", "Div": "_saved_other", "Dot": "_saved_tensor"}
 _MEAN = 1
-"""`at::Reduction::Mean`; 0 keeps all elements, 2 adds them."""
+"""`at::Reduction::Mean`; 0 keeps all elements, 2 sums them."""
 _OF_SUM = re.compile(r"/(?:Add|Sub)\d")
-_LOW = "(low)"  # in a path, a factor of a low dtype
+_LOW = "(low)"  # marks a factor of a low-precision dtype in a path
 _ROUNDED, _ALL_WHOLE = (torch.bfloat16, torch.float16), 128
-"""From here on each number of bfloat16 is whole: it says nothing of a divisor."""
+"""From here on every bfloat16 number is whole, so that a whole divisor proves nothing."""
 _EVEN = 0.01
-"""The share by which numbers of elements may differ: an element weighs at most that much more."""
+"""Share by which numbers of elements may differ: an element then weighs at most this much more."""
 _ROUNDING = 1e-5
-"""The share by which a mask adds up to more or less than 1, as with `mask.sum() + 1e-6`; of bfloat16 more."""
+"""Share by which the sum of a mask may differ from 1, as with `mask.sum() + 1e-6`; more in bfloat16."""
 _SAME = 1e-5  # the share by which the same number may differ in single precision
 _AUXILIARY = 0.1
-"""A term of less than this share of its loss' largest weight serves training, and is any mean."""
+"""A term with less than this share of its loss's largest weight is auxiliary, and may be any mean."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """A sum or mean in a loss: the `count` of elements averaged (1: a sum), its factor `weight`, the number
-    `divisor`: an element of the loss weighs one of so many; and the number of `elements`, without those that
-    a mask drops."""
+    """A sum or mean in a loss. `count`: the elements averaged (1: a sum); `weight`: its factor; `divisor`: an
+    element of the loss has the weight 1 / `divisor`; `elements`: the number of elements, without those that a
+    mask drops."""
 
     count: float
     weight: float
@@ -45,21 +45,21 @@ class Term:
 
     @property
     def total(self) -> float:
-        """Return what all elements weigh together: 1 for a mean, unless something multiplies it."""
+        """Return the weight of all elements together: 1 for a mean, unless something multiplies it."""
         return self.elements / abs(self.divisor)
 
 
 @dataclass(frozen=True)
 class Divided:
-    """A backward: `lines` of the script that run, the innermost first, and the terms of its loss by path."""
+    """A backward: the script's `lines` that are running, innermost first, and the loss's terms by path."""
 
     lines: str
     terms: dict[str, Term]
 
 
 def divided(loss: torch.Tensor, lines: str, factor: float = 1.0) -> Divided:
-    """Return what a loss is divided by, before a backward that begins with `factor`: only of its terms that
-    are sums or means."""
+    """Return the divisors of a loss, before a backward that begins with `factor`: only for terms that are
+    sums or means."""
     with torch.no_grad():
         return Divided(lines, dict(_terms(loss.grad_fn, factor, 1.0, "")) if loss.numel() == 1 else {})
 
@@ -100,21 +100,21 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
         yield path, Term(count, abs(factor / parts), count * parts / factor, count)
     elif reduction == _MEAN:
         divisor = float(getattr(node, "_saved_total_weight", node._saved_self.numel()))
-        # Of weighted classes, targets count: ignored ones are negative.
+        # With class weights, the targets are counted: ignored ones are negative.
         weighted = getattr(node, "_saved_weight", None) is not None and hasattr(node, "_saved_target")
         count = int((node._saved_target >= 0).sum()) if weighted else divisor
         yield path, Term(count, abs(factor / parts), divisor * parts / factor, count)
     elif kind in ("Sum", "Dot") or reduction:
         parts, _, kept = _counted(node, parts, (*_PASSING, "Sum"))
-        # Numbers of elements are exactly whole; others are norms and values of losses.
+        # Numbers of elements are exactly whole; other divisors are norms and values of losses.
         count = parts if parts.is_integer() else 1.0
-        above, divided, below_it = path.rpartition("/Div")  # sums of chunks that are divided together are one
+        above, divided, below_it = path.rpartition("/Div")  # sums of chunks with one divisor count as one
         path = above + divided + (_OF_SUM.sub("", below_it) if divided else below_it)
         yield path, Term(count, abs(factor * count / parts), parts / factor, kept or _summands(node))
 
 
 def _summands(node: Any) -> float:
-    """Return the number of elements that a sum adds; of a loss without the targets that it ignores."""
+    """Return the number of elements that a sum adds; for a loss, without targets that it ignores."""
     if hasattr(node, "_saved_self_sym_sizes"):
         return float(math.prod(node._saved_self_sym_sizes))
     given: Any = getattr(node, "_saved_self", None)
@@ -123,9 +123,9 @@ def _summands(node: Any) -> float:
 
 
 def _counted(node: Any, parts: float, passing: Sequence[str]) -> tuple[float, float, float]:
-    """Return what a sum or mean of a node's elements is divided by, instead of `parts`, the share of them
-    that count: those that a constant mask keeps; and their number (0: no such mask). Unless it adds up to 1
-    then, it is a weight."""
+    """Return the divisor of a sum or mean of a node's elements, instead of `parts`; the share of elements
+    that a constant mask keeps; and their number (0: no such mask). A mask that then does not add up to 1 is
+    a weight."""
     is_mean, mask = "Sum" not in passing, torch.ones(())
     while node is not None and (kind := node.name().partition("Backward")[0]) in (*passing, *_PRODUCTS):
         below = [each for each, _ in node.next_functions]
@@ -146,7 +146,7 @@ def _counted(node: Any, parts: float, passing: Sequence[str]) -> tuple[float, fl
 
 def uneven(backwards: Iterable[Divided]) -> tuple[str, list[float]] | None:
     """Return the line whose means are over different numbers of elements, and these; None if there is none.
-    Of several alike in one loss each is of a sample, as the script wants it."""
+    Several equal means in one loss are means of single samples, as the script intends."""
     found: dict[tuple[str, str], list[Term]] = {}
     for each in backwards:
         least = _AUXILIARY * max((term.weight for term in each.terms.values()), default=0.0)
@@ -162,8 +162,8 @@ def uneven(backwards: Iterable[Divided]) -> tuple[str, list[float]] | None:
 
 
 def of_the_largest(ranks: Sequence[Sequence[Divided]], largest: float) -> list[float]:
-    """Return the ranks' numbers of elements of which all their losses are divided by the `largest`, that of
-    one of them; none if they are not. The losses may be multiplied by the ranks."""
+    """Return each rank's number of elements, if the losses of all ranks are divided by the `largest` of these
+    numbers; otherwise none. The losses may be multiplied by the number of ranks."""
     counts = []
     for rank in ranks:
         terms = [term for each in rank for term in each.terms.values()]
@@ -173,8 +173,8 @@ def of_the_largest(ranks: Sequence[Sequence[Divided]], largest: float) -> list[f
 
 
 def _uneven_sizes(terms: Sequence[Term], rounded: bool) -> list[float]:
-    """Return the numbers of elements that terms are means over; none if they are alike, or no means. A sum
-    that is multiplied by the inverse of its own number of elements is a mean too, unless it is `rounded`."""
+    """Return the numbers of elements that terms are means over; none if they are equal, or not means. A sum
+    multiplied by the inverse of its own number of elements is a mean too, unless it is `rounded`."""
     counts, elements = [term.count for term in terms], [term.elements for term in terms]
     if _differ([abs(term.divisor) for term in terms]) and _differ(counts):
         return counts

@@ -1,8 +1,8 @@
-"""The parts of parameters that a rank holds, whatever wrapped them, and whole parameters made of all ranks'
-parts.
+"""The parts of parameters that a rank holds, whatever wraps them, and whole parameters assembled from all
+ranks' parts.
 
-FSDP2 holds a block of each parameter (a `DTensor`), FSDP1 a stretch of a flat buffer, DDP all of it. Nothing
-here calls a collective: the script's own order of them must stay as it is.
+FSDP2 holds a block of each parameter (a `DTensor`), FSDP1 a range of a flat buffer, DDP all of it. Nothing
+here calls a collective, so that the order of the script's own collectives stays the same.
 """
 
 import itertools
@@ -40,19 +40,19 @@ class Held:
     gradient: Piece | None
     trains: bool
     identity: int
-    """The identity of the tensor that an optimizer would hold."""
+    """The `id` of the tensor that an optimizer would hold."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A tensor made of all ranks' pieces. `apart`: ranks that hold the same part hold different values."""
+    """A tensor assembled from all ranks' pieces. `apart`: ranks have different values for the same part."""
 
     values: torch.Tensor
     apart: bool
 
 
 def whole(pieces: Iterable[Piece | None]) -> Whole | None:
-    """Return the tensor of all pieces, in their dtype; None if every rank lacks it."""
+    """Return the tensor assembled from all pieces, in their dtype; None if every rank lacks it."""
     found = [piece for piece in pieces if piece is not None]
     if not found:
         return None
@@ -73,15 +73,15 @@ def whole(pieces: Iterable[Piece | None]) -> Whole | None:
 
 
 class Names:
-    """The names that trained parameters had first: a block may leave its list, and others move up."""
+    """The first names of trained parameters: a block may leave its list, so that later ones move up."""
 
     def __init__(self) -> None:
         self._names: dict[int, list[str]] = {}
         self._alive: dict[int, nn.Parameter] = {}
-        """Whose identities no other may get."""
+        """Parameters kept alive, so that no other object gets their `id`."""
 
     def of(self, paths: Sequence[tuple[str, int]]) -> list[str]:
-        """Return the names of a root's parameters, by path and identity now."""
+        """Return the names of a root's parameters, from their current paths and `id`s."""
         taken = {name for _, identity in paths for name in self._names.get(identity, ())}
         found = []
         for path, identity in paths:
@@ -93,9 +93,9 @@ class Names:
     def of_all(
         self, every: Sequence[Sequence[tuple[str, int]]], trained: Iterable[int]
     ) -> Iterator[tuple[int, list[str]]]:
-        """Yield index and names of each root in `every`, those of the first `trained` parameters first. A
-        root gets a number where another has the names of its trained parameters, or of all of one that has
-        none: of several such roots, which is which is not known."""
+        """Yield index and names of each root in `every`, roots with the first `trained` parameters first. A
+        root gets a number if another uses the names of its trained parameters or, if it has none, of all its
+        parameters; several equal roots without trained ones cannot be distinguished, so get no number."""
         order = {identity: place for place, identity in enumerate(trained)}
 
         def first(index: int) -> tuple[float, int]:
@@ -118,7 +118,7 @@ class Names:
             yield index, self.of(paths)
 
     def learn(self, found: Sequence[tuple[str, int]], trained: Mapping[int, nn.Parameter]) -> None:
-        """Keep the names of parameters that are `trained`, by identity."""
+        """Keep the names of parameters that are `trained`, by `id`."""
         new = [
             (name, identity) for name, identity in found if identity in trained.keys() - self._names.keys()
         ]
@@ -132,8 +132,8 @@ def _numbered(path: str, number: int) -> str:
 
 
 def held_parameters(trained: Mapping[int, nn.Parameter], names: Names) -> dict[str, Held]:
-    """Return all parameters of the script's modules by name, wrappers left out of the names. Of modules with
-    equal names, those with `trained` identities count."""
+    """Return all parameters of the script's modules by name, without the names of wrappers. Of modules with
+    equal names, those with the `id`s in `trained` count."""
     found: dict[str, Held] = {}
     every = [list(_of_root(root)) for root in roots()]
     paths = [[(path, held.identity) for path, held in each] for each in every]
@@ -154,7 +154,7 @@ def _of_root(root: nn.Module) -> Iterator[tuple[str, Held]]:
             for name, held in _of_flat(handle.flat_param):
                 flat.add(name := plain_name(f"{path}.{name}"))
                 yield name, held
-            for info in handle.flat_param._shared_param_infos:  # tied: they come with the first
+            for info in handle.flat_param._shared_param_infos:  # tied parameters: yielded with the first
                 flat.add(plain_name(f"{path}.{info.module_name}.{info.param_name}"))
     for path, module in modules:
         for name, parameter in module.named_parameters(recurse=False):
@@ -165,7 +165,7 @@ def _of_root(root: nn.Module) -> Iterator[tuple[str, Held]]:
 
 
 def _sharded(unit: nn.Module) -> Iterator[tuple[tuple[int, str], nn.Parameter]]:
-    """Yield module and name of the parameters of an FSDP2 unit, and what an optimizer holds of them."""
+    """Yield module and name of the parameters of an FSDP2 unit, and the tensor that an optimizer holds."""
     state: Any = unit._get_fsdp_state() if isinstance(unit, FSDPModule) else None
     groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
     for group in groups:
@@ -181,7 +181,7 @@ def _sharded(unit: nn.Module) -> Iterator[tuple[tuple[int, str], nn.Parameter]]:
 
 
 def held_tensor(parameter: nn.Parameter) -> Held:
-    """Return a tensor outside of FSDP1's flat ones."""
+    """Return the held part of a tensor outside of FSDP1's flat parameters."""
     gradient = None if parameter.grad is None else _piece(parameter.grad)
     return Held(_piece(parameter), gradient, parameter.requires_grad, id(parameter))
 
@@ -189,7 +189,7 @@ def held_tensor(parameter: nn.Parameter) -> Held:
 def _piece(tensor: Any) -> Piece:
     if not isinstance(tensor, DTensor):
         return Piece(tuple(tensor.shape), (0,) * tensor.ndim, _copy(tensor))
-    chunks = tensor.__create_chunk_list__()  # empty where this rank has no part
+    chunks = tensor.__create_chunk_list__()  # empty if this rank has no part
     offset = tuple(chunks[0].offsets) if chunks else (0,) * tensor.ndim
     return Piece(tuple(tensor.shape), offset, _copy(tensor.to_local()))
 
@@ -208,7 +208,7 @@ def _of_flat(flat: Any) -> Iterator[tuple[str, Held]]:
         inside = slice(part.offset_in_shard or 0, (part.offset_in_shard or 0) + length)
         held = flat if original is None else original
         found = held.grad
-        if original is None and found is not None:  # sharded, or whole: of no_sync()
+        if original is None and found is not None:  # sharded, or whole under no_sync()
             whole = slice(start, start + shape.numel())
             found = found[inside if found.numel() == shard.numel() else whole]
         elif found is None and original is not None and not length:
@@ -225,7 +225,7 @@ def _stretch(shape: torch.Size, start: int, values: torch.Tensor) -> Piece:
 
 
 def keep(content: object, path: Path) -> None:
-    """Write tensors and what holds them to `path`, whole or not at all, for the other ranks and runs."""
+    """Write tensors, and objects that hold them, to `path` atomically, for the other ranks and runs."""
     with replacing(path) as aside:
         torch.save(content, aside)
 

@@ -34,7 +34,7 @@ _TASK, _ENDED = "task.pt", "rank{}_ended.pt"
 
 
 class Way(StrEnum):
-    """How a script runs: as it is, without its wrappers, until it saved, or from what it saved."""
+    """How a script runs: unchanged, without its wrappers, until it has saved, or from its checkpoint."""
 
     SHARDED = "sharded"
     UNSHARDED = "unsharded"
@@ -45,9 +45,9 @@ class Way(StrEnum):
 @dataclass(frozen=True)
 class Task:
     """The task of the ranks of a run. `weights`: the folder of the sharded run's weights, for its reference;
-    `scale`: of the sum of gradients there; `casts_buffers`: as FSDP1 does; `moves`: as there; `plain`: with
-    torch's reductions for the script's own hooks; `seeds`: of the sharded run's ranks; `follows`,
-    `prefixed` and `epochs`: as the watch has them."""
+    `scale`: the factor of the sum of gradients there; `casts_buffers`: like FSDP1; `moves`: as in
+    `Reference`; `plain`: with torch's reductions instead of the script's own hooks; `seeds`: of the sharded
+    run's ranks; `follows`, `prefixed` and `epochs`: as in the watch."""
 
     way: Way
     steps: int = 2
@@ -62,7 +62,7 @@ class Task:
     epochs: Path | None = None
 
     def write(self, folder: Path) -> None:
-        """Write the task into the folder of its run."""
+        """Write the task into the run's folder."""
         keep(self, folder / _TASK)
 
 
@@ -76,13 +76,13 @@ class Ended:
 
     @staticmethod
     def read(folder: Path, rank: int) -> "Ended | None":
-        """Return what a rank left, None if it left nothing."""
+        """Return what a rank wrote, None if it wrote nothing."""
         path = folder / _ENDED.format(rank)
         return torch.load(path, weights_only=False) if path.exists() else None
 
 
 def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
-    """Run the script or function of `config` as this rank, by the task in `folder`. It never raises."""
+    """Run the script or function of `config` as this rank, by the task in `folder`. Never raises."""
     assert config.script is not None
     own_files = OwnFiles(config.script)
     if config.script.function is not None:
@@ -93,13 +93,13 @@ def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
     record.status, record.cause = (Status.ERROR if cause else Status.OK), cause or None
     write_record(record, folder)
     if dist.is_initialized() and not cause and config.script.function is None:
-        dist.barrier()  # the others may still need this rank's connections
+        dist.barrier()  # other ranks may still need this rank's connections
     return record.status
 
 
 def _call(config: Config, function: FunctionSource, own_files: OwnFiles, rank: int) -> str:
-    """Call a function as this rank of a gloo group on CPUs, and leave its value; return the error that ended
-    it. The group is made before: that the function makes it is let pass."""
+    """Call a function as this rank of a gloo group on CPUs, and write its value; return the error that ended
+    it. The group is created before the call; the function may create it again, without effect."""
     assert config.script is not None
     torch.set_num_threads(1)
     map_host(set()) if function.maps_cuda else hide_accelerator()
@@ -119,7 +119,7 @@ def _call(config: Config, function: FunctionSource, own_files: OwnFiles, rank: i
 
 
 def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, folder: Path) -> str:
-    """Run a script as its task says; return the error that ended it."""
+    """Run a script by its task; return the error that ended it."""
     task: Task = torch.load(folder / _TASK, weights_only=False)
     rank, notes = placement.rank, set[str]()
     _set_environment(placement)
@@ -146,7 +146,7 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
 
 
 def _set_environment(placement: Placement) -> None:
-    """Make two nodes of the ranks, for scripts that shard within a node."""
+    """Split the ranks into two nodes, for scripts that shard within a node."""
     per_node = max(1, placement.world_size // 2)
     os.environ |= {
         "LOCAL_WORLD_SIZE": str(per_node),
@@ -158,7 +158,7 @@ def _set_environment(placement: Placement) -> None:
 
 
 def _execute(source: ScriptSource, own_files: OwnFiles, watch: Watch) -> tuple[str, str]:
-    """Run the script; return the error that ended it and the script's line, both empty for none."""
+    """Run the script; return the error that ended it and the script's line, both "" if none did."""
     try:
         cause = run_as_main(source)
         if not cause:

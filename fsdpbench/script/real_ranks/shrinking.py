@@ -1,8 +1,8 @@
-"""Makes a script's model small: by its arguments and configuration classes, and by lists of equal blocks.
+"""Shrinking of a script's model: by its arguments and configuration classes, and by lists of equal blocks.
 
-Widths are divided by one power of two and counts of heads by another, so that what divided before divides
-after. Steps, batches and sequences get short too. Nothing is shrunk that is small already. Where a vocabulary
-is, a token's row is its number modulo the rows that are left, in embeddings and in losses.
+Widths are divided by one power of two and head counts by another, so that divisibility is kept. Steps,
+batches and sequences become short too. Values that are small already stay. If a vocabulary is
+shrunk, a token's row is its number modulo the remaining rows, in embeddings and in losses.
 """
 
 import argparse
@@ -40,16 +40,16 @@ _MOST = {
 }  # fmt: skip
 _WIDTH = 64
 _BLOCKS, _FEW = 2, 4
-"""Blocks that stay of a list of more than a few."""
+"""Blocks kept of a list of more than a few."""
 
 
 class Shrinking:
-    """The shrinking of a script's model in this process, with `notes` on it."""
+    """The shrinking of a script's model in this process, with `notes` about it."""
 
     def __init__(self, notes: set[str], saves: bool) -> None:
         self.notes, self._saves = notes, saves
         self._rows: dict[int, int] = {}
-        """The vocabulary by what is left of it."""
+        """The original size of a vocabulary by its shrunk size."""
         around(nn.functional, "embedding", self._looking_up)
         around_init(nn.Embedding, self._padding)
         for loss in ("cross_entropy", "nll_loss"):
@@ -77,7 +77,7 @@ class Shrinking:
         return kind
 
     def _configurations(self, kind: Any) -> None:
-        """Let the objects of a configuration class shrink as soon as they are made."""
+        """Make the objects of a configuration class shrink as soon as they are created."""
 
         def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
             original(made, *args, **kwargs)
@@ -95,7 +95,7 @@ class Shrinking:
                 self._rows[value] = max(numbers[name], self._rows.get(value, 0))
 
     def _folded(self, tokens: Any, rows: int, ignored: int | None = None) -> Any:
-        """Return tokens of a vocabulary that is shrunk to `rows` as numbers of these; others as they are."""
+        """Return tokens of a vocabulary shrunk to `rows` as numbers of these rows; others unchanged."""
         if not isinstance(tokens, torch.Tensor | int) or rows not in self._rows:
             return tokens
         known = torch.as_tensor(tokens)
@@ -118,7 +118,7 @@ class Shrinking:
         original(made, modules if modules is None else self._few(list(modules)))
 
     def _few(self, blocks: list[nn.Module]) -> list[nn.Module]:
-        """Return the first of many equal blocks; other lists as they are."""
+        """Return the first of many equal blocks; other lists unchanged."""
         kinds = {(type(each), *(tuple(p.shape) for p in each.parameters())) for each in blocks}
         if len(blocks) <= _FEW or len(kinds) > 1:
             return blocks
@@ -131,8 +131,8 @@ def _is_interval(kind: str, name: str) -> bool:
 
 
 def shrunk(numbers: Mapping[str, int], kind: str | None = None) -> dict[str, int]:
-    """Return the values that become smaller, of a model's sizes by name; those of a class of the name `kind`
-    with the steps between its savings."""
+    """Return the values that become smaller, from a model's sizes by name; for a class named `kind`, also
+    the steps between its savings."""
     found = {
         name: most
         for pattern, most in _MOST.items()
@@ -164,6 +164,6 @@ def shrunk(numbers: Mapping[str, int], kind: str | None = None) -> dict[str, int
 
 
 def _power(values: list[int], fits: Callable[[int], bool]) -> int:
-    """Return the largest power of two that divides all values and fits."""
+    """Return the largest power of two that divides all values and that `fits` accepts."""
     factors = [1 << bits for bits in range(20) if all(value % (1 << bits) == 0 for value in values)]
     return max((factor for factor in factors if values and fits(factor)), default=1)

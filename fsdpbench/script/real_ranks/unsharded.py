@@ -1,9 +1,9 @@
-"""A script without sharding: its wrappers do nothing, and gradients become the mean of all ranks'.
+"""A script without sharding: its wrappers do nothing, and gradients become the mean over all ranks.
 
 Every rank runs the script with its own data on the whole model; the script's own collectives are real. After
 each backward the ranks' new gradients are added in double precision. So the gradient is that of the joint
-batch, for any script, and needs no joint batch. `scale` says what the sum is multiplied by: 1 / ranks, or 1
-where the script's loss is divided by a number of all ranks. Units of mixed precision still compute in their
+batch, for any script, and needs no joint batch. `scale` multiplies the sum: 1 / ranks, or 1
+if the script divides its loss by a number of all ranks. Units of mixed precision still compute in their
 dtype: parameters are cast before each forward.
 """
 
@@ -39,21 +39,21 @@ from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _all_reduce = dist.all_reduce
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""What FSDP1's mixed precision leaves alone."""
+"""Modules that FSDP1's mixed precision leaves alone."""
 _SHORT = 2  # batches of a short epoch
 _SAME = 1e-2
-"""The share by which a norm over shards may differ from that of the whole."""
+"""Share by which a norm over shards may differ from the norm of the whole."""
 
 
 _Sum = tuple[torch.Tensor, torch.Tensor]
-"""A gradient and its magnitude, added over ranks."""
+"""A gradient and its magnitude, summed over ranks."""
 
 
 class Reference(Watch):
-    """The watch of the script without sharding. Each step begins with the weights that the sharded run had
-    then, from `weights` (a file for each step), and steps with the gradients that the sharded run read: so
-    one difference is found once. `moves`: the share of itself in which each weight is moved at random;
-    `follows`: gradients follow what is gathered; `prefixed`: names have the wrappers' parts."""
+    """The watch of the script without sharding. Each step begins with the weights of the sharded run at that
+    step, from `weights` (a file for each step), and steps with the gradients that the sharded run read, so
+    that each difference is found only once. `moves`: the share of itself by which each weight is changed at
+    random; `follows`: gradients follow what is gathered; `prefixed`: names have the wrappers' parts."""
 
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, weights: Path, scale: float):
         super().__init__(own_files, folder, rank, steps)
@@ -65,11 +65,11 @@ class Reference(Watch):
         self._aliases: dict[str, str] = {}
         self._sums: list[dict[str, _Sum]] = []
         self._starts = [0]
-        """Of the step's backwards, those that begin with no gradients."""
+        """Indices of the step's backwards that begin without gradients."""
         self._last = list[float]()
         self._loses, self._moved = True, False
         self._sparse: set[str] = set()
-        self._hooked = False  # whether the script adds something over ranks in a backward
+        self._hooked = False  # whether the script all-reduces something in a backward
         self._given: list[torch.Tensor | None] = []
         around(dist, "all_reduce", self._adding)
         for name in ("all_gather", "all_gather_into_tensor"):
@@ -79,7 +79,7 @@ class Reference(Watch):
             around(nn.Module, name, self._naming)
 
     def begin(self) -> None:
-        """Take the weights of the sharded run; keep what this run's optimizer made of the last ones."""
+        """Load the weights of the sharded run; first save the weights that this run's optimizer made."""
         self._find()
         if self.count:
             self._write_updated()
@@ -88,14 +88,14 @@ class Reference(Watch):
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 given = saved["weights"].get(name, parameter)
-                if not torch.equal(given, parameter):  # a backward may still need what did not change
+                if not torch.equal(given, parameter):  # a backward may still need unchanged weights
                     parameter.copy_(given)
                 if self.moves and parameter.is_floating_point():
                     random = torch.rand(parameter.shape, generator=self._generator) - 0.5
                     parameter.mul_(1 + self.moves * random)
 
     def _naming(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Give the script the names that parameters and modules have without wrappers."""
+        """Give the script the names of parameters and modules without wrappers."""
         if self.prefixed or not self._own_files.has(sys._getframe(2).f_code.co_filename):
             return original(module, *args, **kwargs)
         return ((_unwrapped(module, path), each) for path, each in original(module, *args, **kwargs))
@@ -104,11 +104,11 @@ class Reference(Watch):
         return itertools.islice(original(sampler), None if self.epochs is None else _SHORT)
 
     def finish(self) -> None:
-        """Keep what the last step made of the weights."""
+        """Save the weights after the last step."""
         self._write_updated()
 
     def backward(self, run: Callable[[], None]) -> None:
-        """Run a backward on this rank's data, then make its gradients the joint batch's."""
+        """Run a backward on this rank's data, then replace its gradients by the joint batch's."""
         self._find()
         own = {name: each for name, each in self._parameters.items() if each.requires_grad}
         before = {name: each.grad for name, each in own.items()}
@@ -153,7 +153,7 @@ class Reference(Watch):
         record.computes = max([record.computes, *_computes])
 
     def _is_added(self, gradient: torch.Tensor, raw: torch.Tensor) -> bool:
-        """Return whether a hook of the script made a rank's `raw` gradient the sum of all ranks'."""
+        """Return whether a hook of the script turned a rank's `raw` gradient into the sum of all ranks'."""
         joint = raw.clone()
         _sum(joint)
         return self._scale < 1 and torch.allclose(
@@ -161,15 +161,15 @@ class Reference(Watch):
         )
 
     def _joint_since(self, start: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return the joint gradients of the step's backwards from one on, and their magnitudes."""
+        """Return the joint gradients of the step's backwards from `start` on, and their magnitudes."""
         means, sizes = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         for name, (total, size) in itertools.chain.from_iterable(each.items() for each in self._sums[start:]):
             means[name], sizes[name] = means.get(name, 0) + total, sizes.get(name, 0) + size
         return means, sizes
 
     def settle(self) -> None:
-        """Where a script dropped gradients in a step, choose the backwards that its optimizer reads: it may
-        have kept what it dropped, or trained without it. What multiplies all gradients does not matter."""
+        """If a script dropped gradients in a step, choose the backwards that its optimizer reads: it may have
+        kept the dropped ones, or trained without them. A common factor of all gradients does not matter."""
         read = {name: each.grad for name, each in self._parameters.items() if each.grad is not None}
 
         def apart(start: int) -> float:
@@ -192,12 +192,12 @@ class Reference(Watch):
         )
 
     def _of_kind(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Return a gradient as rows of an embedding's table where the script's own was."""
+        """Return a gradient as rows of an embedding's table (sparse), if the script's own was sparse."""
         return gradient.to_sparse(1) if name in self._sparse else gradient
 
     def _adding(self, original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Leave joint gradients as they are, alone or in a row, where a script adds parts of a mean; and what
-        already is what the shards gave together, such as a norm."""
+        """Leave joint gradients as they are, alone or flattened together, if a script adds parts of a mean;
+        and values that already equal the result of all shards together, such as a norm."""
         caller, first = sys._getframe(2), tensor.detach().reshape(-1)[:1]
         self._hooked |= bool(self._depth) and self._own_files.has(caller.f_code.co_filename)
         given = self._given.pop(0) if self._given and self.adds("all_reduce", caller) else None
@@ -221,7 +221,7 @@ class Reference(Watch):
         return done
 
     def _gathering(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Gather; `follows`: the output gets the gradient that the joint loss has there."""
+        """Gather; if `follows`, the output gets the gradient of the joint loss."""
         done = original(*args, **kwargs)
         if not self.follows or not carries_gradient(*args, **kwargs):
             return done
@@ -241,7 +241,7 @@ class Reference(Watch):
         self.record.follows |= bool(gradient.any())
 
     def stepping(self) -> None:
-        """Let the optimizer read the gradients that the sharded run's read, unless that reduces them."""
+        """Give the optimizer the gradients that the sharded run's read, unless that one reduces them."""
         saved = self._saved(self.count)
         if saved.get("reduces"):
             return
@@ -286,7 +286,7 @@ def _add_to(gradients: dict[str, torch.Tensor], name: str, gradient: torch.Tenso
 
 
 def _unwrapped(module: Any, path: str) -> str:
-    """Return the name that a part of a module has without wrappers."""
+    """Return the name of a part of a module without wrappers."""
     parts = []
     for part in path.split("."):
         if plain_name(part) or (part == "module" and not isinstance(module, _Unsharded)):
@@ -296,7 +296,7 @@ def _unwrapped(module: Any, path: str) -> str:
 
 
 def _is_of_hook(frame: FrameType | None) -> bool:
-    """Return whether a hook of a tensor runs in backward, and no function of the script's own."""
+    """Return whether a tensor's hook is running in backward, rather than a function of the script's own."""
     while frame is not None and frame.f_code.co_filename != torch.autograd.graph.__file__:
         if frame.f_code.co_filename == torch.autograd.function.__file__:
             return False
@@ -305,7 +305,7 @@ def _is_of_hook(frame: FrameType | None) -> bool:
 
 
 def updated_path(folder: Path, rank: int, step: int) -> Path:
-    """Return the path of the weights that a rank's optimizer made until a step."""
+    """Return the path of the weights that a rank's optimizer has made by a step."""
     return folder / f"updated{step}_rank{rank}.pt"
 
 
@@ -319,8 +319,8 @@ _computes: list[float] = []
 
 
 def leave_out_wrappers(casts_buffers: bool) -> None:
-    """Let FSDP1, FSDP2 and DDP wrap nothing in this process, for good. Unless `casts_buffers`, buffers keep
-    their dtype, which mixed precision of FSDP1 changes."""
+    """Make FSDP1, FSDP2 and DDP wrap nothing in this process, for good. Unless `casts_buffers`, buffers keep
+    their dtype, which FSDP1's mixed precision would change."""
     _Unsharded.casts_buffers = casts_buffers
     replacements = Replacements()
     replacements.add(fsdp.FullyShardedDataParallel, _Unsharded)
@@ -339,7 +339,7 @@ def leave_out_wrappers(casts_buffers: bool) -> None:
 
 
 def _distributing(make: Callable[..., Any], tensor: Any, device_mesh: Any, *args: Any, **kwargs: Any) -> Any:
-    """Distribute a tensor, unless as one without sharding is."""
+    """Distribute a tensor; without a mesh, as without sharding, return it unchanged."""
     return tensor if device_mesh is None else make(tensor, device_mesh, *args, **kwargs)
 
 
@@ -347,12 +347,12 @@ _OF_CHECKPOINT = {*inspect.signature(checkpoint).parameters, "preserve_rng_state
 
 
 def _without_recomputing(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function whose activations are to be recomputed: they stay, so nothing can change meanwhile."""
+    """Call a function to be checkpointed without recomputing it: so nothing can change in between."""
     return function(*args, **{name: each for name, each in kwargs.items() if name not in _OF_CHECKPOINT})
 
 
 def _nothing(*args: Any, **kwargs: Any) -> SimpleNamespace:
-    """Do nothing; in the place of methods of wrappers. What it returns waits for nothing."""
+    """Do nothing; replaces methods of wrappers. The result's `wait` returns immediately."""
     return SimpleNamespace(wait=lambda: None)
 
 
@@ -374,23 +374,23 @@ def _fully_shard(module: Any, *, mp_policy: Any = None, **kwargs: Any) -> Any:
 
 
 class _Plain(fsdp.FSDPModule):
-    """A module that was to be an FSDP2 unit."""
+    """A module that would be an FSDP2 unit."""
 
     for _name in dir(fsdp.FSDPModule):
         if not _name.startswith("_") and not hasattr(nn.Module, _name):
             locals()[_name] = _nothing
 
     def _get_fsdp_state(self) -> Any:
-        """Return None: there is none."""
+        """Return None: there is no state."""
         return None
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Convert parameters as modules do."""
+        """Convert parameters as other modules do."""
         return super(fsdp.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
 
 
 class _Unsharded(nn.Module):
-    """A module that FSDP1 was to wrap."""
+    """A module that FSDP1 would wrap."""
 
     casts_buffers = False
     _precision: "_Precision | None" = None
@@ -404,7 +404,7 @@ class _Unsharded(nn.Module):
             _send_buffers(module)
         for each in self.fsdp_modules(module):
             if each._precision is not None:
-                each._precision.inputs = each._precision.below  # it is no root
+                each._precision.inputs = each._precision.below  # it is not a root
         if mixed_precision is not None and hasattr(mixed_precision, "param_dtype"):
             kind = mixed_precision.param_dtype
             own = any(True for each in _of_unit(module) for _ in each.parameters(recurse=False))
@@ -454,8 +454,8 @@ class _Unsharded(nn.Module):
 
 
 class _Replica(_Unsharded):
-    """A module that DDP was to wrap. Rank 0 sends its buffers before a forward as there: unless the forward
-    before was without gradients or in `no_sync()`."""
+    """A module that DDP would wrap. Like DDP, rank 0 sends its buffers before a forward, unless the previous
+    forward ran without gradients or in `no_sync()`."""
 
     require_backward_grad_sync = _synchronised = True
 
@@ -495,7 +495,7 @@ _OF_DDP = inspect.signature(DistributedDataParallel)
 
 
 def _send_buffers(module: nn.Module, group: Any = None) -> None:
-    """Send a module's buffers from the first rank of `group`, without those that DDP is to ignore."""
+    """Send a module's buffers from the first rank of `group`, except those that DDP should ignore."""
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     for name, buffer in module.named_buffers():
         if name not in ignored:
@@ -505,14 +505,14 @@ def _send_buffers(module: nn.Module, group: Any = None) -> None:
 
 
 def _within(module: nn.Module, state: Any, prefix: str, *others: Any) -> None:
-    """Take names as FSDP1 gives them, which leaves itself out."""
+    """Accept names from FSDP1, which leaves out its own part."""
     for name in [each for each in state if each.startswith(prefix)]:
         if not name.startswith(f"{prefix}module."):
             state[f"{prefix}module.{name.removeprefix(prefix)}"] = state.pop(name)
 
 
 def _materialise(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
-    """Put a module on the meta device on the CPU; its weights come from the sharded run."""
+    """Move a module from the meta device to the CPU; its weights come from the sharded run."""
     if any(each.is_meta for each in module.parameters()):
         module.to_empty(device="cpu")
         for each in module.modules():
@@ -522,11 +522,11 @@ def _materialise(module: nn.Module, init: Callable[[nn.Module], None] | None) ->
 
 
 class _Precision:
-    """The dtypes of a unit: each forward finds its parameters cast, by attributes that hide the parameters.
+    """The dtypes of a unit: each forward finds its parameters cast, in attributes that hide the parameters.
 
     They stay until the next forward: recomputation in backward needs them. Gradients pass the cast."""
 
-    below: Any = None  # the dtype of `inputs` inside of another unit
+    below: Any = None  # the dtype of `inputs` if inside another unit
 
     def __init__(self, module: nn.Module, kind: Any, inputs: Any, output: Any) -> None:
         self._kind, self.inputs, self._output = kind, inputs, output
@@ -554,7 +554,7 @@ class _Precision:
 
 
 def _of_unit(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules of a unit, without those of the units inside."""
+    """Yield the modules of a unit, without those of nested units."""
     yield module
     for child in module.children():
         if not isinstance(child, _Plain | _Unsharded):

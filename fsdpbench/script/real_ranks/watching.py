@@ -1,4 +1,4 @@
-"""Watches the steps of a script on a real rank: writes gradients, weights and losses down for comparison."""
+"""Watches of a script's steps on a real rank: they record gradients, weights and losses for comparison."""
 
 import collections
 import contextlib
@@ -37,15 +37,15 @@ from fsdpbench.script.steps import MeasuredAllError
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
 _EXCHANGES = ("all_to_all", "all_to_all_single")
 _LOSSY = re.compile(r"torch\.distributed\.algorithms\..*\.(?!default_hooks|debugging_hooks)\w+_hooks?")
-_FEW = 0.02  # of a scaler's factor: up to it a norm is of gradients without that factor
+_FEW = 0.02  # share of a scaler's factor up to which a norm is one of unscaled gradients
 _SMALL = 1024
-"""Elements of a tensor up to which it holds norms and counts rather than gradients."""
+"""Elements up to which a tensor counts as norms and counts rather than gradients."""
 _GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
 _NUMBERS = (bool, int, float, tuple, torch.Tensor)
 OTHER = "the optimizer's tensor of no module, number"
-"""How the name of such a tensor begins."""
+"""The beginning of such a tensor's name."""
 MOST_STEPS = 9
-"""Steps up to which an optimizer is waited for that has not stepped."""
+"""Steps to wait at most for an optimizer that has not stepped."""
 _HOOKS = (
     (nn.parallel.DistributedDataParallel, "register_comm_hook"),
     (FullyShardedDataParallel, "register_comm_hook"),
@@ -65,8 +65,8 @@ class Wrapping:
 class StepRecord:
     """One rank's step. `held`: weights before it, and gradients after the last backward; `clipped`: gradients
     as the optimizer read them, None after the last step; `place`: the line of `optimizer.step()`; `loader`:
-    that of the first `DataLoader`. Of the reference: `mean` of all ranks' gradients, the `bound` that is the
-    mean of their magnitudes, and `local` ones of each microbatch."""
+    the line of the first `DataLoader`. In the reference: `mean` of all ranks' gradients, `bound`, the
+    mean of their magnitudes, and `local` gradients of each microbatch."""
 
     held: Mapping[str, Held]
     clipped: Mapping[str, Piece | None] | None = None
@@ -74,7 +74,7 @@ class StepRecord:
     """Gradients before torch clips them by their norm."""
     losses: list[float] = field(default_factory=list)
     divided: list[Divided] = field(default_factory=list)
-    """What the loss of each backward is divided by."""
+    """The divisors of the loss of each backward."""
     summands: int = 1
     """Samples or tokens of a microbatch: the summands of a gradient."""
     inputs: str = ""
@@ -88,38 +88,38 @@ class StepRecord:
     low: float = 0.0
     """The machine epsilon of the coarsest dtype in which gradients are reduced or kept."""
     computes: float = 0.0
-    """That of the coarsest dtype in which layers compute."""
+    """The machine epsilon of the coarsest dtype in which layers compute."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     reduces: bool = False
     """Whether an optimizer has called a reduction in its step, so far."""
     splits: bool = False
-    """Whether it or `torch.distributed.nn` called all-to-all in a backward, or reduced among some ranks."""
+    """Whether the script or `torch.distributed.nn` ran all-to-all in backward, or reduced over some ranks."""
     grouped: bool = False
     """Whether the script has process groups of some ranks, or a mesh of several dimensions."""
     added: list[torch.Tensor | None] = field(default_factory=list)
-    """What the script's own all-reduces of few numbers gave, between backward and the optimizer's step."""
+    """Results of the script's own all-reduces of few numbers, between backward and the optimizer's step."""
     gathers: bool = False
     """Whether the script gathers something between backward and the optimizer's step."""
     hook: str = ""
-    """The line where the script gave a wrapper its own way to communicate gradients."""
+    """The line where the script gave a wrapper its own way to communicate gradients, "" if it did not."""
     waits: bool = False
     """Whether an optimizer has not stepped yet."""
     by_hand: bool = False
-    """Whether the script itself reduces tensors of several elements in or behind a backward, so far."""
+    """Whether the script itself has reduced tensors of several elements in or after a backward."""
     votes: str = ""
-    """The line where it reduces or gathers whole numbers instead of gradients, so far."""
-    seed: int = 0  # given when the first optimizer was made
+    """The line where the script reduced or gathered whole numbers instead of gradients."""
+    seed: int = 0  # set when the first optimizer was created
     order: tuple[int, int] | None = None  # seed and epoch of the sampler that shuffles for training
-    dropped: str = ""  # the line that gathers a tensor whose gradient does not follow
-    follows: bool = False  # whether it did, in the reference
+    dropped: str = ""  # the line that gathers a tensor and loses its gradient
+    follows: bool = False  # in the reference: whether such a gradient was not zero
     changed: frozenset[str] = frozenset()  # weights that the last step changed
-    scaled_clip: str = ""  # the line that clips what a scaler has scaled
-    facts: Mapping[str, object] = field(default_factory=dict)  # what is to be the same on all ranks
+    scaled_clip: str = ""  # the line that clips scaled gradients
+    facts: Mapping[str, object] = field(default_factory=dict)  # must be equal on all ranks
     settings: Mapping[str, object] = field(default_factory=dict)
-    """Whether each parameter trains, and the numbers of its optimizer's group."""
+    """Whether each parameter trains, and the numeric settings of its optimizer's group."""
     largest: list[float] = field(default_factory=list)
-    """Single numbers of which an all-reduce gave the largest of all ranks."""
-    made: str = ""  # the line that made the first optimizer
+    """Single numbers of which an all-reduce returned the largest of all ranks."""
+    made: str = ""  # the line that created the first optimizer
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -128,16 +128,16 @@ def record_path(folder: Path, rank: int, step: int) -> Path:
 
 
 class NotComparedError(PicklableError, NotImplementedError):
-    """A script of a kind that has no reference without sharding here."""
+    """Raised for a kind of script that has no reference without sharding here."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(f"{kind} is not compared with a run without sharding")
 
 
 class Watch:
-    """The steps of a script; the script is ended after `steps` of its first optimizer, with
-    `MeasuredAllError`. Seeds are set when the first optimizer is made, to `seed` or, where the script set
-    none, to the rank's: what was random before depends on how weights were initialised."""
+    """The steps of a script, which ends after `steps` steps of its first optimizer with `MeasuredAllError`.
+    When the first optimizer is created, seeds are set to `seed`, or if that is 0, from the script's seed or,
+    without one, the rank: random numbers drawn before depend on how weights were initialized."""
 
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int) -> None:
         self.count = 0
@@ -146,18 +146,18 @@ class Watch:
         self._own_files, self._names = own_files, Names()
         self.seed, self._unset = 0, torch.initial_seed()
         self._orders = dict[int, tuple[int, int]]()  # of samplers
-        self.epochs: Path | None = None  # where to say whether the second is the first again
-        self._sampler = self._reads = 0  # last asked for an epoch; and before the first backward
+        self.epochs: Path | None = None  # file for whether the second repeats the first
+        self._sampler = self._reads = 0  # last to begin an epoch; and before the first backward
         self._models, self._optimizers = list[nn.Module](), list[torch.optim.Optimizer]()
         self._leading: torch.optim.Optimizer | None = None
         self._leaders = list[torch.optim.Optimizer]()
-        """Each that was the first to step behind some backward."""
+        """Optimizers that were the first to step after some backward."""
         self._waiting = set[int]()  # parameters whose optimizers have not stepped
         self._made = ""
-        self._others = dict[str, nn.Parameter]()  # an optimizer's tensors of no module
-        self._reached = dict[str, nn.Parameter]()  # those that a backward gave a gradient
+        self._others = dict[str, nn.Parameter]()  # optimizers' tensors outside modules
+        self._reached = dict[str, nn.Parameter]()  # those that got a gradient in a backward
         self._kept = set[int]()  # parameters with gradients before the first backward of a step
-        self._depth = self._since = 0  # backwards that run; those since the last forward
+        self._depth = self._since = 0  # running backwards; backwards since the last forward
         self._begins, self._steps = True, False
         self._begun: Mapping[str, Held] = {}
         self._stepping = self._reduces = self._reduces_by_hand = False
@@ -173,7 +173,7 @@ class Watch:
         register_module_forward_pre_hook(self._forward)
 
     def begin(self) -> None:
-        """Do what belongs before the first forward of a step."""
+        """Prepare the first forward of a step."""
 
     def backward(self, run: Callable[[], None]) -> None:
         """Run a backward, and record the gradients after it."""
@@ -199,7 +199,7 @@ class Watch:
         self._optimizers.append(optimizer)
         self._waiting |= optimized(optimizer).keys()
         if len(self._optimizers) == 1:
-            self.held()  # before a block leaves its list
+            self.held()  # learn names before a block leaves its list
             self._made = self._own_files.line() or ""
         inside = {id(each) for root in roots() for each in root.parameters()}
         for key, each in optimized(optimizer).items():
@@ -207,7 +207,7 @@ class Watch:
                 name = f"{OTHER} {len(self._others) + 1}"
                 self._others[name] = each
                 each.register_post_accumulate_grad_hook(functools.partial(self._reached.__setitem__, name))
-        self._models += roots()  # the script's own references end before its end is written down
+        self._models += roots()  # the script's references may end before its end is recorded
 
     def _beginning(self, original: Callable[..., Any], sampler: Any) -> Any:
         self._sampler = id(sampler)
@@ -224,7 +224,7 @@ class Watch:
         caller = frame.f_code.co_filename
         self._reduces |= self._stepping and name not in _GATHERS
         if self.record.losses and name in _REDUCTIONS:
-            # Of gradients, which are not single numbers.
+            # Only gradients count, which are not single numbers.
             tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
             kinds = {each.dtype for each in tensors if each.numel() > 1 and each.is_floating_point()}
             self.record.low = max([self.record.low, *(torch.finfo(kind).eps for kind in kinds)])
@@ -234,14 +234,14 @@ class Watch:
         if self._depth and (part or name in _EXCHANGES):
             self.record.splits |= caller == differentiable.__file__ or self._own_files.has(caller)
         if name == "all_reduce" and torch.is_grad_enabled() and args and args[0].grad_fn is not None:
-            args = (args[0].detach().clone(), *args[1:])  # a loss whose gradient would not follow
+            args = (args[0].detach().clone(), *args[1:])  # a loss, whose gradient would be lost
         if self._own_files.has(caller) and (self.record.losses or self._stepping):
             self._by_hand(name, *args, *kwargs.values())
         with torch.no_grad():
             done = original(*args, **kwargs)
         is_largest = name == "all_reduce" and dist.ReduceOp.MAX in (*args[1:2], kwargs.get("op"))
         if done is not None and (self._depth or is_largest):
-            done.wait()  # gradients are read behind the backward
+            done.wait()  # gradients are read after the backward
         content: Any = args[0] if args else kwargs.get("tensor")
         if is_largest and content.numel() == 1:
             self.record.largest.append(float(content))
@@ -254,7 +254,7 @@ class Watch:
         return done
 
     def _by_hand(self, name: str, *arguments: Any) -> None:
-        """Note that the script itself sends tensors; a vote of signs has whole numbers, 8 in a byte."""
+        """Note that the script itself sends tensors; a vote of signs sends whole numbers, 8 per byte."""
         sent = [each.detach() for each in arguments if isinstance(each, torch.Tensor)][-1:]
         largest = max((each.numel() for each in optimized(*self._optimizers).values()), default=1)
         for each in sent:
@@ -264,7 +264,7 @@ class Watch:
                 self._votes = self._own_files.line() or "?"
 
     def adds(self, name: str, caller: FrameType, names: Sequence[str] = ("all_reduce",)) -> bool:
-        """Return whether a call is one of the collectives `names` by the script itself, behind a backward."""
+        """Return whether a call is one of the collectives `names`, by the script itself, after a backward."""
         own = name in names and self._own_files.has(caller.f_code.co_filename)
         return own and bool(self.record.losses) and not self._depth
 
@@ -283,7 +283,7 @@ class Watch:
             self.record.computes = max(self.record.computes, eps)
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         if tensors and len(self.record.inputs) <= len(self.record.losses) * 8:
-            with contextlib.suppress(RuntimeError):  # those of torch.func have no storage
+            with contextlib.suppress(RuntimeError):  # tensors of torch.func have no storage
                 self.record.inputs += _digest(tensors[0])
             last = 1 if tensors[0].is_floating_point() and tensors[0].ndim > 1 else 0
             self.record.summands = max(1, *tensors[0].shape[: tensors[0].ndim - last])
@@ -312,7 +312,7 @@ class Watch:
         return None
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Look at gradients before a step: behind the backward of its closure, if it has one."""
+        """Read gradients before a step; if the step has a closure, after the closure's backward."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._with_gradients(optimizer)
@@ -334,12 +334,12 @@ class Watch:
             raise NotComparedError("an optimizer that steps in backward")
         self._waiting -= optimized(optimizer).keys()
         leading = self._leading in (None, optimizer) or bool(self.record.losses)
-        if self._steps or not leading:  # inside of the leading one's step, or after it
+        if self._steps or not leading:  # inside the leading optimizer's step, or after it
             return
         self._lead(optimizer)
         self._steps = True
         held = self.held()
-        self._waiting &= {each.identity for each in held.values()}  # not those that a wrapper replaced
+        self._waiting &= {each.identity for each in held.values()}  # without those that a wrapper replaced
         self.record.held = {
             name: replace(each, weight=self._begun.get(name, each).weight)
             for name, each in (self.record.held or held).items()
@@ -357,7 +357,7 @@ class Watch:
         self.stepping()
 
     def _lead(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let a step be an optimizer's. Several may take turns, as those of a GAN, each with a backward."""
+        """Attribute a step to an optimizer. Several may alternate, as in a GAN, each after a backward."""
         self._leading = optimizer
         if optimizer not in self._leaders:
             self._leaders.append(optimizer)
@@ -365,13 +365,13 @@ class Watch:
             raise NotComparedError("an optimizer that adds gradients of other optimizers' steps")
 
     def settle(self) -> None:
-        """Do what belongs before a step is written down."""
+        """Adjust the record of a step before it is written."""
 
     def stepping(self) -> None:
-        """Do what belongs between the record of a step and its optimizer."""
+        """Prepare the optimizer's step, after the record is written."""
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._stepping:  # not where an optimizer has not called its closure
+        if self._stepping:  # not if an optimizer has not called its closure
             torch.set_rng_state(self._random)  # a shard takes fewer random numbers than the whole
         self._stepping = False
         if optimizer is self._leading:
@@ -381,7 +381,7 @@ class Watch:
             self.stepped()
 
     def stepped(self) -> None:
-        """Do what belongs behind a step."""
+        """React to the end of a step."""
 
     def finish(self) -> None:
         """Write the weights after the last step."""
@@ -390,19 +390,19 @@ class Watch:
 
 
 def carries_gradient(*args: Any, **kwargs: Any) -> bool:
-    """Return whether a gather is given a tensor that has a gradient, which its output has not."""
+    """Return whether a gather's input has a gradient, which its output lacks."""
     given = args[1] if len(args) > 1 else kwargs.get("tensor", kwargs.get("input_tensor"))
     return torch.is_grad_enabled() and isinstance(given, torch.Tensor) and given.requires_grad
 
 
 def optimized(*optimizers: torch.optim.Optimizer | None) -> dict[int, nn.Parameter]:
-    """Return the optimizers' parameters, by identity."""
+    """Return the optimizers' parameters, by `id`."""
     groups = [group for each in optimizers if each is not None for group in each.param_groups]
     return {id(parameter): parameter for group in groups for parameter in group["params"]}
 
 
 def _group_settings(optimizer: torch.optim.Optimizer) -> dict[int, str]:
-    """Return the numbers of the group of each parameter, by its identity."""
+    """Return the numeric settings of each parameter's group, by the parameter's `id`."""
     found = dict[int, str]()
     for group in optimizer.param_groups:
         numbers = [(key, group[key]) for key in sorted(group) if isinstance(group[key], _NUMBERS)]
@@ -416,8 +416,8 @@ def _has_gradient(parameter: nn.Parameter) -> bool:
 
 
 class ShardedWatch(Watch):
-    """The watch of the script as it is, or with torch's reductions for its own (`plain`). `wrappers` knows
-    the lines that wrapped (`script/observed`)."""
+    """The watch of the script as it is, or with torch's reductions instead of its own (`plain`). `Calls` of
+    `script/observed` knows the lines that wrapped parameters."""
 
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, plain: bool) -> None:
         from fsdpbench.script.observed.calls import Calls
@@ -434,7 +434,7 @@ class ShardedWatch(Watch):
         scaler = torch.amp.GradScaler
         for kind, name in ((scaler, "scale"), (scaler, "unscale_"), (ShardedGradScaler, "unscale_")):
             around(kind, name, self._scaling)
-        self._factor = 0.0  # of a scaler, until gradients are unscaled
+        self._factor = 0.0  # a scaler's, until gradients are unscaled
         self._buffers: dict[str, str] = {}
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
@@ -479,7 +479,7 @@ class ShardedWatch(Watch):
         self._grouped |= mesh.ndim > 1
 
     def begin(self) -> None:
-        """Keep weights as they are here: forwards, and what is between them, may change them."""
+        """Keep the weights of this moment: forwards, and code between them, may change them."""
         self.record.grouped, self.record.hook, self._begun = self._grouped, self._hook, self.held()
         self._factor, self._buffers = 0.0, {} if self.count else _buffers()
 
@@ -490,7 +490,7 @@ class ShardedWatch(Watch):
         self.record.changed = frozenset(changed)
 
     def backward(self, run: Callable[[], None]) -> None:
-        """Note modules in evaluation mode, and buffers that the first forward did not change; run it."""
+        """Note modules in evaluation mode, and buffers that the first forward did not change; then run it."""
         if len(self.record.losses) == 1:
             every = [each for root in roots() for each in root.modules()]
             trained = [each for each in every if any(p.requires_grad for p in each.parameters(recurse=False))]
@@ -499,7 +499,7 @@ class ShardedWatch(Watch):
         super().backward(run)
 
     def wrapping(self) -> Mapping[str, Wrapping]:
-        """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""
+        """Return the line that wrapped each parameter with FSDP2 or DDP, or its FSDP1 unit."""
         for kind in {base for each in gc.get_objects() for base in type(each).__mro__}:
             of = str(kind.__module__)
             if issubclass(kind, nn.Module) and of.startswith("fsdpbench.impl"):
@@ -526,7 +526,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _buffers() -> dict[str, str]:
-    """Return digests of all buffers of several real numbers, by name and root."""
+    """Return digests of all floating-point buffers with several elements, by name and root."""
     models = enumerate(roots())
     every = [(f"buffer {name} ({at})", each) for at, model in models for name, each in model.named_buffers()]
     real = {name: each for name, each in every if each.is_floating_point() and each.numel() > 1}

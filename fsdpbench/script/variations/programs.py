@@ -1,4 +1,4 @@
-"""Variations of the program: optimizers, compiled units, prefetching, recomputing, waits and loaders."""
+"""Variations of the program: optimizers, compiled units, prefetching, recomputation, waits and loaders."""
 
 import functools
 import inspect
@@ -39,7 +39,7 @@ class Fused:
 
 
 class NoneGrads:
-    """A variation in which gradients are dropped where the script fills them with zeros."""
+    """A variation that drops gradients where the script fills them with zeros."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -52,7 +52,7 @@ class NoneGrads:
 
 
 class _OfUnits:
-    """A variation of every unit that holds no other (`fully_shard`, FSDP1's wrapper)."""
+    """A variation of every unit that contains no other unit (`fully_shard`, FSDP1's wrapper)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -74,7 +74,7 @@ class _OfUnits:
 
 
 class Compiled(_OfUnits):
-    """A variation in which every unit that holds no other is compiled."""
+    """A variation that compiles every unit that contains no other."""
 
     def unit(self, module: nn.Module) -> None:
         module.compile()
@@ -101,7 +101,7 @@ class ForwardPrefetch(_OfUnits):
 
 
 class NoForwardPrefetch:
-    """A variation without the forward prefetching that the script asks of `fully_shard`'s units."""
+    """A variation without the forward prefetching that the script requests for `fully_shard`'s units."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -116,8 +116,8 @@ _checkpoint = torch_checkpoint.checkpoint
 
 
 class Checkpointed(_OfUnits):
-    """A variation in which every unit that holds no other recomputes its forward; without units every block
-    of the models that are there when an optimizer is made."""
+    """A variation that recomputes the forward of every unit that contains no other; without units, of every
+    block of the models that exist when an optimizer is created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Checkpointed(_OfUnits):
 
 
 class NotCheckpointed:
-    """A variation in which nothing is recomputed that `checkpoint`, its wrappers or
+    """A variation that recomputes nothing of what `checkpoint`, its wrappers or
     `apply_activation_checkpointing` would recompute."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class NotCheckpointed:
 
 
 class NotSaved:
-    """A variation in which what `save_on_cpu` would save on the host stays on the device."""
+    """A variation that keeps on the device what `save_on_cpu` would save on the host."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -179,8 +179,8 @@ class NotSaved:
 
 class ByUnit(NotCheckpointed):
     """A variation in which blocks of the model recompute and offload, and units are resharded, as `value`
-    says for each (`joined`, with commas; resharding may be left out; behind `@` the paths of the lists that
-    hold them), and nothing else recomputes or saves on the host."""
+    says for each block (`joined`, with commas; resharding may be left out; after `@` the paths of the lists
+    that hold the blocks), and nothing else recomputes or saves on the host."""
 
     def __init__(self, value: str) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class ByUnit(NotCheckpointed):
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._reshard())
 
     def _before(self, module: Any, kwargs: Mapping[str, Any]) -> None:
-        """Change the blocks of the model around the first module that is about to be wrapped."""
+        """Change the blocks of the model that contains the first module about to be wrapped."""
         one = module[0] if isinstance(module, list | tuple) else module
         around_it = [] if self._blocks else [each for each in roots() if one in set(each.modules())]
         found = stacked(around_it[0], self._paths) if around_it else ()
@@ -227,7 +227,7 @@ OF_CHECKPOINT = (
 
 
 class NoWaits:
-    """A variation in which the CPU continues where the script's own lines make it wait for the device."""
+    """A variation in which the CPU does not wait for the device at the script's own lines."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
@@ -246,10 +246,10 @@ class NoWaits:
 
 
 class LoaderTime:
-    """A variation in which a batch of a `DataLoader` takes the host a number of seconds (`0.05/4`: 0.05 s of
+    """A variation in which a batch of a `DataLoader` costs the host a number of seconds (`0.05/4`: 0.05 s of
     each of 4 workers).
 
-    Workers are as torch's: each has two batches to make, and gets the next when one is taken.
+    Workers behave like torch's: each has two batches to make, and gets the next when one is taken.
     """
 
     def __init__(self, value: str, simulation: Simulation) -> None:
@@ -267,7 +267,7 @@ class LoaderTime:
         return batch
 
     def _ready(self, iterator: Any, now: int) -> int:
-        """Return when the CPU has the batch that it asks for at `now`, in nanoseconds of the timeline."""
+        """Return when the CPU gets the batch that it requests at `now`, in nanoseconds of the timeline."""
         if not self._workers:
             return now + self._ns
         state = iterator.__dict__.setdefault("_sim_ready", _WorkerTimes(self._workers, self._ns, now))
@@ -278,7 +278,7 @@ class _WorkerTimes:
     """The times at which workers' batches are ready, in nanoseconds of the timeline."""
 
     def __init__(self, workers: int, each_ns: int, now: int) -> None:
-        # As with workers that have run for long: their batches come one by one, not all at once.
+        # Like workers that have run for long: their batches come one by one, not all together.
         self._each = each_ns
         self._free = [now - each_ns * (workers - 1 - index) // workers for index in range(workers)]
         self._made: list[int] = []
@@ -292,7 +292,7 @@ class _WorkerTimes:
         self._made.append(self._free[worker])
 
     def take(self, now: int) -> int:
-        """Return when the next batch is ready; one more is ordered then."""
+        """Return when the next batch is ready; one more is requested then."""
         ready = max(now, self._made[self._taken])
         self._taken += 1
         self._order(ready)

@@ -26,7 +26,7 @@ from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 
 class Argument:
-    """A variation that sets an argument wherever the script makes a unit, and counts what it changes."""
+    """A variation that sets an argument of every unit that the script makes, and counts its changes."""
 
     def __init__(self, variation: Variation) -> None:
         self.count = 0
@@ -90,7 +90,7 @@ class Argument:
             self._set(kwargs, "device_mesh", self._mesh())
 
     def _mesh(self) -> DeviceMesh:
-        """Return the mesh of nodes by the GPUs of one node."""
+        """Return the mesh of nodes by GPUs per node."""
         if "hybrid" not in self._meshes:
             each = int(os.environ["LOCAL_WORLD_SIZE"])
             sizes = (dist.get_world_size() // each, each)
@@ -99,7 +99,7 @@ class Argument:
 
 
 def _is_flat(mesh: DeviceMesh | None) -> bool:
-    """Return whether a mesh is of all ranks, in one dimension."""
+    """Return whether a mesh has all ranks in one dimension."""
     return mesh is None or (mesh.ndim == 1 and mesh.size() == dist.get_world_size())
 
 
@@ -108,7 +108,7 @@ def _computes_in_fp32(policy: Any) -> bool:
 
 
 def _make_on_the_device() -> None:
-    """Make on the device what the script makes on the host because its shards were to stay there."""
+    """Create on the device what the script creates on the host for shards that were to stay there."""
 
     def to_empty(original: Callable[..., Any], module: Any, *, device: Any, **options: Any) -> Any:
         on_host = device is not None and torch.device(device).type == "cpu"
@@ -118,7 +118,7 @@ def _make_on_the_device() -> None:
 
 
 class NoEffectError(PicklableError, RuntimeError):
-    """A script that ran without anything to vary."""
+    """Raised if a script ran without anything that the variation could change."""
 
     def __init__(self, variation: Variation) -> None:
         super().__init__(f"the script has nothing that the variation {variation.value!r} could change")
@@ -127,7 +127,7 @@ class NoEffectError(PicklableError, RuntimeError):
 class Blocks:
     """A variation whose units are the repeated blocks and the model around them, whatever the script wraps.
 
-    Calls for parts of the model wait until the model's own call comes.
+    Calls for parts of the model are delayed until the call for the model itself.
     """
 
     def __init__(self) -> None:
@@ -173,8 +173,8 @@ class Blocks:
 
 
 class Root:
-    """A variation in which the module around all units becomes one as the first optimizer is made
-    (`fully_shard` alone)."""
+    """A variation that makes the module around all units a unit when the first optimizer is created
+    (only `fully_shard`)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -200,7 +200,7 @@ class Root:
 
 
 def _exchange(parameters: Any, changed: dict[int, Any]) -> None:
-    """Put sharded parameters in the place of their originals; generators yield the new ones anyway."""
+    """Replace parameters in a list by their sharded versions; generators yield the new ones anyway."""
     if not isinstance(parameters, list):
         return
     for index, each in enumerate(parameters):
@@ -214,8 +214,8 @@ def _exchange(parameters: Any, changed: dict[int, Any]) -> None:
 
 
 class Pairs:
-    """A variation in which two blocks of one class that are wrapped after each other become one unit
-    (`fully_shard` alone)."""
+    """A variation that makes one unit of two blocks of one class that are wrapped one after the other
+    (only `fully_shard`)."""
 
     def __init__(self) -> None:
         self.count = 0

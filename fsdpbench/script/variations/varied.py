@@ -1,4 +1,4 @@
-"""The variations that a configuration names, put in place; and those of batches and of kept tensors."""
+"""Installation of the variations that a configuration names; variations of batches and of kept tensors."""
 
 import argparse
 import contextlib
@@ -20,7 +20,7 @@ from fsdpbench.sim import Simulation
 
 
 class _Part(Protocol):
-    """One variation in place."""
+    """An installed variation."""
 
     @property
     def count(self) -> int:
@@ -39,9 +39,9 @@ _SIMPLE: Mapping[Variation, Callable[[], _Part]] = {
 
 
 class Varied:
-    """The variations of one run, made before the script starts.
+    """The variations of one run, installed before the script starts.
 
-    `text`: a variation, or several between `+`, as a configuration writes it.
+    `text`: a variation, or several joined with `+`, as in a configuration.
     """
 
     def __init__(self, text: str, waits: Waits, simulation: Simulation) -> None:
@@ -73,8 +73,8 @@ def _made(name: str, value: str, waits: Waits, simulation: Simulation) -> list[_
 
 
 class Batches:
-    """A variation that multiplies the size of batches by `factor`; with `parser`, at the script's parser, if
-    that reads one."""
+    """A variation that multiplies the batch size by `factor`; with `parser`, in the script's argument parser,
+    if that reads it."""
 
     def __init__(self, factor: float, *, parser: bool) -> None:
         self.count = 0
@@ -85,7 +85,7 @@ class Batches:
             after_parsing(self._parsed)
 
     def _scaled(self, size: Any) -> int | None:
-        """Return the other size; None if there is none, or the parser's comes to the loader already."""
+        """Return the changed size; None if there is none, or if the parser has changed it already."""
         if type(size) is int and int(size * self._factor) >= 1 and not self._by_parser:
             return int(size * self._factor)
         return None
@@ -110,14 +110,14 @@ _FIRST = 2
 
 class NotKept:
     """A variation that detaches tensors alive at the end of a step from their graphs; with `host`, tensors
-    alive at the end of the next step too are moved to the host."""
+    that are also alive at the end of the next step are moved to the host."""
 
     def __init__(self, *, host: bool) -> None:
         self.count = 0
         self._host = host
         self._steps = 0
         self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
-        """Tensors by identity at the end of the last step, and `_always` at the end of the second one."""
+        """Tensors by `id` at the end of the last step; `_always`: at the end of the second step."""
         self._always: dict[int, weakref.ref[torch.Tensor]] = {}
         register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._step_ended())
 
@@ -126,11 +126,11 @@ class NotKept:
         seen = {}
         for each in _kept():
             if each.grad_fn is not None:
-                with contextlib.suppress(RuntimeError):  # a view cannot be
+                with contextlib.suppress(RuntimeError):  # a view cannot be detached in place
                     each.detach_()
                     self.count += 1
             if self._host and _holds(self._seen, each) and not _holds(self._always, each):
-                # Without memory of this machine, and without the copy's time.
+                # Takes no memory of this machine, and no time for a copy.
                 each.data = torch.empty((), dtype=each.dtype).expand(each.shape)
                 self.count += 1
             else:
