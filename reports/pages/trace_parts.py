@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.reports.analysis import (
     CollectiveFigures,
     MemoryAnalysis,
@@ -311,9 +312,7 @@ def _roof_note(tables: WorkTables) -> str:
         share = display.percent(time / tables.total if tables.total else None)
         sentences.append(f"{hidden} more names are left out ({share} of the time together).")
     if tables.roof is not None:
-        sentences.append(
-            f"The peak is {tables.roof}'s: peak FLOP/s of the type, bandwidth of memory or of links."
-        )
+        sentences.append(error_text("trace_parts.roof", tables.roof))
     elif any(each.rate.time for each in tables.kernels):
         sentences.append("No peak is known for this device (`fsdpbench analyze --hardware` names a profile).")
     if not tables.operators:
@@ -443,9 +442,8 @@ def _summary_line(analysis: RankAnalysis, steps: int) -> str:
     if not late:
         return f"The unit that waits longest is {worst.unit[:120]}: {exposed}."
     causes = ", ".join(f"{amount} {words}" for words, amount in _counted(late).most_common(3))
-    return (
-        f"The unit that waits longest is {worst.unit[:120]}: {exposed}. "
-        f"{len(late)} of {len(analysis.gathers)} all-gathers came late ({causes})."
+    return error_text(
+        "trace_parts.longest", worst.unit[:120], exposed, len(late), len(analysis.gathers), causes
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.numbers import with_unit
 from fsdpbench.cli.output import make_console, make_table
 from fsdpbench.cli.terminal.units import words_of
@@ -195,15 +195,9 @@ def _endured_lines(row: Row) -> Iterator[str]:
         yield f"The fastest never ends: {every}, and {span(waiting.blocked_s)} to save a checkpoint."
         return
     in_background = row.days / (row.endured.in_background.share or math.nan)
-    yield (
-        f"The fastest takes {amount(row.days)} days of computing, {amount(row.days_in_all)} with checkpoints "
-        f"and failures ({amount(in_background)} if checkpoints are written in the background)."
-    )
+    yield error_text("by_count.fastest", amount(row.days), amount(row.days_in_all), amount(in_background))
     size = f"{saving.nbytes / 1e9:,.0f} GB" if saving.nbytes >= 1e9 else f"{saving.nbytes / 1e6:,.0f} MB"
-    yield (
-        f"Assumed: {every}. A checkpoint of {size} takes {span(waiting.blocked_s)}; "
-        f"the best time between two is {span(waiting.interval_s)}."
-    )
+    yield error_text("by_count.assumed", every, size, span(waiting.blocked_s), span(waiting.interval_s))
 
 
 def span(seconds: float) -> str:
