@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fsdpbench.base.errors import error_text
+from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.reports.analysis import (
     CollectiveFigures,
     MemoryAnalysis,
@@ -361,21 +362,8 @@ def _row(rank: RankAnalysis, summary: RanksSummary) -> tuple[str, ...]:
 
 
 def _lead(summary: RanksSummary, unread: int, left_out: int) -> str:
-    sentences = []
-    if summary.waiting is None:
-        sentences.append("The ranks' collectives do not match, so which rank waits for which is unknown.")
-    elif summary.waiting.straggler is None:
-        sentences.append("No rank makes the others wait much more than another does.")
-    else:
-        share = display.percent(summary.waiting.caused[summary.waiting.straggler], 0)
-        sentences.append(f"Rank {summary.waiting.straggler} causes {share} of all waiting for ranks.")
-    if summary.waiting is not None and len(summary.waiting.groups) > 1:
-        sentences.append(f"They wait in {len(summary.waiting.groups)} communicators.")
-    if unread:
-        sentences.append(f"{unread} traces could not be read.")
-    if left_out:
-        sentences.append(f"{left_out} more ranks are left to fsdpbench analyze.")
-    return " ".join(sentences)
+    words = {"summary": summary, "unread": unread, "left_out": left_out, "percent": display.percent}
+    return " ".join(rendered_beside(__file__, "ranks.jinja", **words).splitlines())
 
 
 def units_chart(analysis: RankAnalysis) -> Chart | None:
@@ -399,7 +387,7 @@ def units_chart(analysis: RankAnalysis) -> Chart | None:
     return Chart("units", _summary_line(analysis, steps), data, layout, _table(analysis.units, steps), narrow)
 
 
-def _ticks(names: Sequence[str], most: int) -> dict[str, object]:
+def _ticks(names: Sequence[str], most: int) -> dict[str, list[int] | list[str]]:
     places = list(range(0, len(names), max(1, -(-len(names) // most))))
     return {"tickvals": places, "ticktext": [names[place] for place in places]}
 
