@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.torch_internals import (
     DispatchKey,
     DispatchKeySet,
@@ -29,7 +30,6 @@ from fsdpbench.base.torch_internals import (
 )
 from fsdpbench.sim.model.allocator import Block, CachingAllocator, SimOutOfMemoryError
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
-from fsdpbench.sim.torch_device.strict.words import error_text
 
 _META = DispatchKey.Meta
 _create: Any = create_empty_tensor
