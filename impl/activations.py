@@ -28,6 +28,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from .runtime.streams import Event, HostLink
+from .shared import error_text
 from .shared.pytree import map_tensors
 from .shared.torch_internals import current_graph_task_id
 
@@ -229,10 +230,7 @@ class Kept:
 
 
 def _modified(shape: torch.Size) -> RuntimeError:
-    return RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"a saved tensor of shape {tuple(shape)}, in a block whose activations are offloaded"
-    )
+    return RuntimeError(error_text("activations.modified", tuple(shape)))
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.numbers import LARGEST_INTEGER as LARGEST_INTEGER
 
 JsonObject = dict[str, Any]
@@ -144,9 +144,7 @@ def _parsed(parse: Callable[[str], Any], text: str, origin: str, kind: str) -> A
         value = parse(text)
         _check_limits(value)
     except RecursionError:
-        raise UnreadableError(
-            origin, f"is not usable {kind} (nested more than {DEEPEST} levels deep)"
-        ) from None
+        raise UnreadableError(origin, error_text("reading.too_deep", kind, DEEPEST)) from None
     except (json.JSONDecodeError, tomllib.TOMLDecodeError, _BeyondLimitError) as error:
         raise UnreadableError(origin, f"is not usable {kind} ({error})") from None
     except (ValueError, OverflowError) as error:

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from ..shared import error_text
 from ..shared.torch_internals import get_default_store
 
 _log = logging.getLogger(__name__)
@@ -98,28 +99,20 @@ class RankCheck:
                 if store.check([key])
             }
             missing = [rank for rank in ranks if rank not in came]
-            return (
-                f"rank {some(missing)} did not come to a collective of FSDP within {self.timeout_s:g} s; "
-                f"rank {some(list(came))} waited there: {_describe(came)}. Do all ranks run the same?"
+            return error_text(
+                "agreement.late", some(missing), self.timeout_s, some(list(came)), _describe(came)
             )
         said = {rank: store.get(key).decode() for rank, key in zip(ranks, keys, strict=True)}
         if len(set(said.values())) == 1:
             return _AGREED
-        return (
-            f"the ranks are not about to do the same: {_describe(said)}. All ranks have to use the same "
-            "modules and parameters. Where they cannot, let every rank run every module; parameters may then "
-            "differ under fully_shard, with set_reduce_scatter_unused_params(True)"
-        )
+        return error_text("agreement.unlike", _describe(said))
 
     def _await_verdict(self, store: Any, verdict: str, first: int, what: str) -> str:
         try:
             # The first rank waits ``timeout_s`` for the others and may have started later.
             store.wait([verdict], timedelta(seconds=2 * self.timeout_s + 5))
         except Exception:
-            return (
-                f"rank {first} did not come to a collective of FSDP, where others wait: {what}. Do all ranks "
-                "run the same modules?"
-            )
+            return error_text("agreement.missing", first, what)
         return store.get(verdict).decode()
 
 

@@ -61,15 +61,11 @@ def warn_of_wrapping(
     """Warn if wrapping ``module`` does not have the requested effect; it may be ``ignored`` itself."""
     found: list[str] = []
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        found.append(
-            f"FSDP will not all-gather parameters for containers that do not implement forward: {module}"
-        )
+        found.append(error_text("flat_checks.container", module))
     if ignored:
         found.append(f"{type(module).__name__} is wrapped and ignored, so none of its parameters are sharded")
     if effective is not asked:
-        found.append(
-            f"FSDP is switching to use `{effective.name}` instead of {asked.name} since the world size is 1."
-        )
+        found.append(error_text("flat_checks.one_rank", effective.name, asked.name))
     for text in found:
         warnings.warn(text, stacklevel=3)
 

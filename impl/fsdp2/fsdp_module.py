@@ -255,9 +255,7 @@ class FSDPModule:
     def _hooks(self) -> ModuleHooks:
         hooks = hooks_of(cast(nn.Module, self))
         if hooks is None:
-            raise AssertionError(
-                f"this {type(self).__name__} has no FSDP state; was it copied from one that has?"
-            )
+            raise AssertionError(error_text("fsdp_module.no_state", type(self).__name__))
         return hooks
 
     def _units(self, recurse: bool) -> Iterator[Unit]:
@@ -289,8 +287,7 @@ def _refuse_custom(unit: Unit, setting: str) -> None:
     for custom in (unit.gather.sharded.custom, unit.gradients.reduce_scatter):
         if custom is not None and not isinstance(custom, BUILT_IN):
             raise AssertionError(
-                f"cannot call {setting}() when unit '{unit.name}' has a custom collective "
-                f"({type(custom).__name__}): it allocates its memory itself"
+                error_text("fsdp_module.custom_collective", setting, unit.name, type(custom).__name__)
             )
 
 

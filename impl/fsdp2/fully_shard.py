@@ -129,9 +129,7 @@ def fully_shard(
     for each in modules:
         check_not_applied(each)
         if stage_of(each) is not None:
-            raise ValueError(
-                f"this {type(each).__name__} was wrapped by FullyShardedDataParallel already: use one"
-            )
+            raise ValueError(error_text("fully_shard.wrapped", type(each).__name__))
     communication = one_of(CommunicationLayout, layout, "layout")
     mesh = mesh if mesh is not None else _default_mesh()
     if dp_mesh_dims is None:
@@ -281,6 +279,4 @@ def _checked_forward(kind: type[nn.Module]) -> Callable[..., Any]:
 
 
 def _no_deepcopy(*_: object) -> NoReturn:
-    raise AssertionError(
-        "FSDP does not support deepcopy. Copy the module before it is wrapped, or copy its state dict"
-    )
+    raise AssertionError(error_text("fully_shard.deepcopy"))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.reports.readers.flight_recorder import Dump, Entry, GroupName, read_dump, read_logs
 
@@ -366,16 +367,12 @@ def _unfinished_text(problem: Problem, usual: str, what: str) -> str:
     ranks = problem.ranks
     if problem.absent:
         waiting = tuple(sorted({*ranks, *problem.others}))
-        return (
-            f"{usual}, {what}, is not done on {ranks_text(waiting)}; "
-            f"whether {ranks_text(problem.absent)} joined it is not known: no dump or time-out"
+        return error_text(
+            "flight_recorder.waiting", usual, what, ranks_text(waiting), ranks_text(problem.absent)
         )
     if problem.others and problem.calls[ranks[0]][0].state == "scheduled":
         have = "has" if len(ranks) == 1 else "have"
-        return (
-            f"{ranks_text(ranks)} {have} not started {usual}, {what}, as others have: "
-            "the stream is still busy with what came before, or the GPU hangs in it"
-        )
+        return error_text("flight_recorder.not_started", ranks_text(ranks), have, usual, what)
     if problem.others:
         return f"{usual}, {what}, is not done on {ranks_text(ranks)} alone: look at the GPU and its links"
     all_ranks = "all ranks" if problem.group.said else f"{ranks_text(tuple(problem.calls))}, all known ones,"

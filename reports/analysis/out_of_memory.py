@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.base.reading import read_rows
 from fsdpbench.reports.analysis import snapshots
@@ -69,17 +70,11 @@ def _others(message: OomMessage) -> str | None:
 def _limit(message: OomMessage) -> str | None:
     held = message.reserved if message.reserved is not None else message.allocated
     if message.source == "MPS" and message.allowed is not None:
-        return (
-            "the limit is torch's share of the machine's memory: hold less, or lift it with "
-            "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 (macOS may then swap or stop)"
-        )
+        return error_text("out_of_memory.mps_limit")
     if message.free is None or message.asked is None or message.free < message.asked:
         return None
     if message.allowed is None or (held is not None and held + message.asked < 0.95 * message.allowed):
-        return (
-            "cannot tell: more is free than was asked for. Memory may have been freed before the message was "
-            "written, or the request failed for another reason"
-        )
+        return error_text("out_of_memory.more_free")
     return "the GPU has room; `set_per_process_memory_fraction` is the limit"
 
 
@@ -92,21 +87,14 @@ def _fragments(message: OomMessage) -> str | None:
     if unallocated is None or asked is None or not message.reserved:
         return None
     if unallocated >= asked and unallocated >= _FRAGMENTED * message.reserved:
-        return (
-            f"fragmentation: {size_text(unallocated)} are reserved and unallocated, more than was asked for, "
-            f"but not in one piece: {_remedy(message)}"
-        )
+        return error_text("out_of_memory.fragmentation", size_text(unallocated), _remedy(message))
     if free is None:
         return None
     if unallocated + free < asked:
-        return (
-            f"not fragmentation: free and unallocated memory together ({size_text(unallocated + free)}) are "
-            f"less than what was asked for ({size_text(asked)}); {_too_much(message)}"
+        return error_text(
+            "out_of_memory.too_little", size_text(unallocated + free), size_text(asked), _too_much(message)
         )
-    return (
-        f"{size_text(unallocated)} are reserved and unallocated, perhaps in pieces; with less fragmentation "
-        f"the request may fit, with little to spare: {_remedy(message)}"
-    )
+    return error_text("out_of_memory.pieces", size_text(unallocated), _remedy(message))
 
 
 def _too_much(message: OomMessage) -> str:
@@ -124,10 +112,7 @@ def _remedy(message: OomMessage) -> str:
         return f"set {name}=max_split_size_mb:512 (torch before 2.1 has no expandable segments)"
     if message.variable or message.source in ("CUDA", "HIP"):
         return f"set {message.variable or f'PYTORCH_{message.source}_ALLOC_CONF'}=expandable_segments:True"
-    return (
-        "let sizes recur (pad to fixed lengths); torch has emptied its cache already. Newer releases "
-        f"may have expandable segments for {message.source} (PYTORCH_ALLOC_CONF)"
-    )
+    return error_text("out_of_memory.recurring_sizes", message.source)
 
 
 def _outside(message: OomMessage) -> str | None:
@@ -135,15 +120,8 @@ def _outside(message: OomMessage) -> str | None:
     if outside is None or not total or outside <= _MUCH_OUTSIDE * total:
         return None
     if message.process is None:
-        return (
-            f"{size_text(outside)} of this GPU are held outside torch's allocator; the message does not say "
-            "by whom: other processes (`nvidia-smi` on the host: a container does not see them), or this "
-            "one's context, NCCL and libraries"
-        )
-    return (
-        f"{size_text(outside)} of this GPU are in use by this process outside torch's allocator: context, "
-        "NCCL, graphs, libraries"
-    )
+        return error_text("out_of_memory.outside", size_text(outside))
+    return error_text("out_of_memory.outside_own", size_text(outside))
 
 
 def size_text(size: int | None) -> str:

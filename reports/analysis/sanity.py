@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
 from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.analysis.units import NOTHING, index_spans
@@ -54,15 +55,9 @@ def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
     else:
         doubts += _crossing_calls(trace)
     if blind:
-        doubts.append(
-            "the trace has NCCL collectives but no GPU events: record it with ProfilerActivity.CUDA; "
-            "overlap is not visible from the CPU's side"
-        )
+        doubts.append(error_text("sanity.no_gpu_events"))
     if unsized := int((activity.collectives.wire < 0).sum()):
-        remarks.append(
-            f"{unsized} of {len(activity.collectives)} collectives carry no sizes: "
-            "bytes and bandwidth are not known"
-        )
+        remarks.append(error_text("sanity.unsized", unsized, len(activity.collectives)))
     doubts += _overlapping_steps(steps)
     remarks += _steps(steps)
     return Gate(tuple(doubts), tuple(remarks), not blind)
@@ -110,10 +105,7 @@ def _no_launches(activity: Activity) -> list[str]:
     unknown = int((activity.work.launch == UNKNOWN_TIME).sum())
     if not unknown:
         return []
-    return [
-        f"{unknown} of {len(activity.work.row)} device events have no launch: "
-        "they are placed by their own time"
-    ]
+    return [error_text("sanity.no_launch", unknown, len(activity.work.row))]
 
 
 def _several_devices(trace: Trace) -> list[str]:

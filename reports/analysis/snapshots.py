@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.reading import JsonObject, load_plain
 from fsdpbench.reports.readers import TraceError, TraceLimits
 from fsdpbench.reports.readers.trace import Int64, bytes_text
@@ -126,9 +127,7 @@ def load_snapshot(path: Path, limits: TraceLimits | None = None) -> JsonObject:
     except TraceError:
         raise
     except MemoryError:
-        raise TraceError(
-            path, "is not a memory snapshot (it asks for more memory than its size explains)"
-        ) from None
+        raise TraceError(path, error_text("snapshots.too_large")) from None
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror or error})") from None
     except EOFError:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.reading import UnreadableError, read_bytes
 from fsdpbench.reports.pages import display, ranking
 from fsdpbench.reports.pages.comparisons import differences
@@ -263,10 +264,7 @@ def _noise(view: RunView) -> list[str]:
     spreads = [repeats.spread for repeats in repeated if repeats.spread is not None]
     if spreads:
         runs = max(repeats.runs for repeats in repeated)
-        found.append(
-            "Step times of the same configuration spread by up to "
-            f"{display.percent(max(spreads))} over {runs} runs: smaller differences mean little."
-        )
+        found.append(error_text("recommendation.spread", display.percent(max(spreads)), runs))
     else:
         found.append("Each configuration ran once: how much runs differ by chance is not known.")
     unsettled = sum(

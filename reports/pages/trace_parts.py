@@ -4,6 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fsdpbench.base.errors import error_text
+from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.reports.analysis import (
     CollectiveFigures,
     MemoryAnalysis,
@@ -311,9 +313,7 @@ def _roof_note(tables: WorkTables) -> str:
         share = display.percent(time / tables.total if tables.total else None)
         sentences.append(f"{hidden} more names are left out ({share} of the time together).")
     if tables.roof is not None:
-        sentences.append(
-            f"The peak is {tables.roof}'s: peak FLOP/s of the type, bandwidth of memory or of links."
-        )
+        sentences.append(error_text("trace_parts.roof", tables.roof))
     elif any(each.rate.time for each in tables.kernels):
         sentences.append("No peak is known for this device (`fsdpbench analyze --hardware` names a profile).")
     if not tables.operators:
@@ -362,21 +362,8 @@ def _row(rank: RankAnalysis, summary: RanksSummary) -> tuple[str, ...]:
 
 
 def _lead(summary: RanksSummary, unread: int, left_out: int) -> str:
-    sentences = []
-    if summary.waiting is None:
-        sentences.append("The ranks' collectives do not match, so which rank waits for which is unknown.")
-    elif summary.waiting.straggler is None:
-        sentences.append("No rank makes the others wait much more than another does.")
-    else:
-        share = display.percent(summary.waiting.caused[summary.waiting.straggler], 0)
-        sentences.append(f"Rank {summary.waiting.straggler} causes {share} of all waiting for ranks.")
-    if summary.waiting is not None and len(summary.waiting.groups) > 1:
-        sentences.append(f"They wait in {len(summary.waiting.groups)} communicators.")
-    if unread:
-        sentences.append(f"{unread} traces could not be read.")
-    if left_out:
-        sentences.append(f"{left_out} more ranks are left to fsdpbench analyze.")
-    return " ".join(sentences)
+    words = {"summary": summary, "unread": unread, "left_out": left_out, "percent": display.percent}
+    return " ".join(rendered_beside(__file__, "ranks.jinja", **words).splitlines())
 
 
 def units_chart(analysis: RankAnalysis) -> Chart | None:
@@ -400,7 +387,7 @@ def units_chart(analysis: RankAnalysis) -> Chart | None:
     return Chart("units", _summary_line(analysis, steps), data, layout, _table(analysis.units, steps), narrow)
 
 
-def _ticks(names: Sequence[str], most: int) -> dict[str, object]:
+def _ticks(names: Sequence[str], most: int) -> dict[str, list[int] | list[str]]:
     places = list(range(0, len(names), max(1, -(-len(names) // most))))
     return {"tickvals": places, "ticktext": [names[place] for place in places]}
 
@@ -443,9 +430,8 @@ def _summary_line(analysis: RankAnalysis, steps: int) -> str:
     if not late:
         return f"The unit that waits longest is {worst.unit[:120]}: {exposed}."
     causes = ", ".join(f"{amount} {words}" for words, amount in _counted(late).most_common(3))
-    return (
-        f"The unit that waits longest is {worst.unit[:120]}: {exposed}. "
-        f"{len(late)} of {len(analysis.gathers)} all-gathers came late ({causes})."
+    return error_text(
+        "trace_parts.longest", worst.unit[:120], exposed, len(late), len(analysis.gathers), causes
     )
 
 

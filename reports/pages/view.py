@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
 from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.result import ConfigFile, FolderContentError, Result, read_file
@@ -156,9 +156,7 @@ def load_run(run_dir: Path) -> RunView:
     """
     run_dir = Path(run_dir)
     if not run_dir.exists():
-        raise RunFolderError(
-            f"{run_dir}: no such folder; give the folder that a sweep wrote, such as runs/NAME"
-        )
+        raise RunFolderError(error_text("view.no_folder", run_dir))
     if not run_dir.is_dir():
         raise RunFolderError(f"{run_dir} is a file; give the folder that a sweep wrote, such as runs/NAME")
     try:
@@ -171,10 +169,7 @@ def load_run(run_dir: Path) -> RunView:
     except UnreadableError as error:
         raise RunFolderError(str(error)) from None
     if sweep_toml is None and not any(_has_record(folder) for folder in folders):
-        raise RunFolderError(
-            f"{run_dir} is not a run folder: it holds neither sweep.toml nor a configuration's folder with "
-            "config.json and result.json; give the folder that a sweep wrote, such as runs/NAME"
-        )
+        raise RunFolderError(error_text("view.no_run", run_dir))
     points = _points(sweep_toml)
     chosen = [folder for folder in folders if points is None or folder.name in points]
     present = {folder.name for folder in folders}

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsdpbench.base import reading
+from fsdpbench.base.errors import error_text
 from fsdpbench.reports.readers import TraceError
 
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python", "/torch/")
@@ -288,9 +289,7 @@ def find_dumps(paths: Sequence[Path]) -> dict[int, Path]:
         for dump in dumps:
             rank = _rank(dump)
             if rank in found and found[rank].resolve() != dump.resolve():
-                raise TraceError(
-                    dump, f"is a second dump of rank {rank}, beside {found[rank]}: give one job's"
-                )
+                raise TraceError(dump, error_text("flight_recorder.second_dump", rank, found[rank]))
             found[rank] = dump
     if found and others:
         raise TraceError(others[0], "is not a Flight Recorder dump like the others: analyze it separately")
@@ -408,11 +407,7 @@ def _rank_of_line(path: Path, line: str, caller: re.Match[str]) -> int:
         return int(caller[3])
     if of_file is not None:
         return int(of_file[1])
-    raise TraceError(
-        path,
-        f"says rank {caller[3]} of group {caller[1]}, and not which rank of the job that is: "
-        "keep the prefix [rank3]: of torchrun, or give one log a rank with the rank in its name",
-    )
+    raise TraceError(path, error_text("flight_recorder.rank_of_job", caller[3], caller[1]))
 
 
 def _entry_of_line(found: re.Match[str]) -> Entry:

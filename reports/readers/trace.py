@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.reading import JsonObject
 
@@ -295,9 +295,7 @@ class TraceLimits:
             found = _WRITTEN.fullmatch(written.strip())
             unit = found and _UNITS.get(found[2].lower())
             if not found or not unit:
-                raise ValueError(
-                    f"limit {text[:80]!r} needs a whole number, such as 16000000000, 16GB or 16GiB"
-                )
+                raise ValueError(error_text("trace.limit", text[:80]))
             given[name.strip()] = int(found[1]) * unit
         return replace(self, **given)
 
@@ -378,10 +376,7 @@ def unknown_categories(found: Counter[str], on_device: bool) -> tuple[list[str],
     others = {name: count for name, count in unknown.items() if name not in accelerators}
     problems = []
     if accelerators:
-        problems.append(
-            f"the trace holds work of an accelerator that is not known here ({_listed(accelerators)}): it "
-            "does not count, so computation, communication and idle time of that device are not known"
-        )
+        problems.append(error_text("trace.accelerator", _listed(accelerators)))
     if not others:
         return problems, []
     text = f"events of categories that are not known do not count: {_listed(others)}"

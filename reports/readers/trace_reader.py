@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.reports.readers import trace_events
 from fsdpbench.reports.readers.trace import Trace, TraceError, TraceLimits
 from fsdpbench.reports.readers.trace_columns import ColumnBuilder, needs_digits
@@ -45,9 +46,7 @@ def read_trace(path: Path | str, limits: TraceLimits | None = None, *, all_calls
             except (UncuttableError, msgspec.DecodeError, UnicodeDecodeError):
                 decoded = _decode_tolerantly(_Decoded(path, limits, ColumnBuilder(all_calls)))
         except RecursionError:
-            raise TraceError(
-                path, "nests deeper than Python can decode, whatever the limit `depth`"
-            ) from None
+            raise TraceError(path, error_text("trace_reader.depth")) from None
         return _assemble(path, decoded)
 
 

@@ -26,6 +26,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.reports.readers.trace import Bool, Int64, TraceError, TraceLimits, bytes_text
 
 BLOCK_BYTES = 2 << 20
@@ -342,9 +343,7 @@ class _Cutter:
         if self._finder.depth > 0 or self._finder.in_string:
             raise TraceError(self._path, TRUNCATED)
         if self._lists > 1:
-            raise TraceError(
-                self._path, f"holds {self._lists} lists 'traceEvents': which one counts is not known"
-            )
+            raise TraceError(self._path, error_text("trace_text.two_lists", self._lists))
         return b"".join(self._beside)
 
     def _list_begins(self, block: bytes, brackets: "Brackets", at: int, place: int) -> tuple[int, int] | None:

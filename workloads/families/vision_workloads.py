@@ -14,16 +14,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fsdpbench.workloads.base import BlockFlops, ForwardFlops, VisionWorkload
-from fsdpbench.workloads.shape import CHANNELS, ShapeError, check_divides, check_layers, check_least
+from fsdpbench.workloads.shape import (
+    CHANNELS,
+    ShapeError,
+    check_divides,
+    check_layers,
+    check_least,
+    error_text,
+)
 
 
 def _numbers(field: str, text: str) -> list[int]:
     """Parse `32-64` as numbers. Raise `ShapeError` unless the text is a list of numbers of at least 1."""
     parts = str(text).split("-")
     if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
-        raise ShapeError(
-            f"shape field {field} is '{text}': it must be numbers from 1 joined by -, as in 32-64"
-        )
+        raise ShapeError(error_text("vision_workloads.numbers", field, text))
     return [int(part) for part in parts]
 
 
@@ -56,17 +61,11 @@ class RegNetShape:
         check_least(self, "group_width", "stem", "squeeze", "image", "classes")
         widths, depths = _numbers("widths", self.widths), _numbers("depths", self.depths)
         if len(widths) != len(depths):
-            raise ShapeError(
-                f"shape fields widths and depths have {len(widths)} and {len(depths)} stages: "
-                "they must have as many"
-            )
+            raise ShapeError(error_text("vision_workloads.stages", len(widths), len(depths)))
         check_layers(sum(depths), "depths")
         for width in widths:
             if width % self.group_width:
-                raise ShapeError(
-                    f"shape field group_width is {self.group_width}: it must divide each of widths, "
-                    f"{width} too"
-                )
+                raise ShapeError(error_text("vision_workloads.group_width", self.group_width, width))
 
     def blocks(self) -> "Iterator[BlockShape]":
         """Yield the shapes of the blocks in order."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from fsdpbench.base.errors import UsageError, error_text, unknown
-from fsdpbench.base.files.documents import converted, read_json_object
+from fsdpbench.base.files.documents import converted, read_json_object, rendered_beside
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import GIB, percent
 from fsdpbench.reports.pages.shell import write_page
@@ -153,22 +153,10 @@ def status_words(atlas: Atlas, cell: AtlasCell) -> str:
 
 def lines(atlas: Atlas, cell: AtlasCell) -> list[str]:
     """Return the answer to `fsdpbench atlas show`."""
-    head = f"{cell.model} on {cell.gpus} x {cell.hardware}, {atlas.system} (simulated)"
-    if cell.best is None:
-        return [head, status_words(atlas, cell), cell.reason or ""]
-    best = cell.best
-    shown = [
-        head,
-        f"  {settings_words(best)}, sequences of {best.settings.get('seq')}",
-        f"  {rate_words(best)} tokens/s/GPU, step {best.step_time_s * 1e3:,.0f} ms, MFU {percent(best.mfu)}",
-        f"  {memory_words(best)} GiB reserved",
-    ]
-    because = "; ".join(best.interval.because or ())
-    shown += [f"  interval: 9 of 10 cases; less is known here: {because}"] * bool(because)
-    shown += ["  risky: memory fits only inside the prediction's error; nothing else fits"] * best.risky
-    shown += [f"  within 2 %: {settings_words(each)}: {rate_words(each)}" for each in cell.alternatives]
-    shown += [f"  faster but risky: {settings_words(each)}: {rate_words(each)}" for each in cell.risky]
-    return [*shown, f"  {best.command}"]
+    named = {
+        each.__name__: each for each in (memory_words, percent, rate_words, settings_words, status_words)
+    }
+    return rendered_beside(__file__, "text.jinja", atlas=atlas, cell=cell, **named).splitlines()
 
 
 OVERVIEW = "index.html"

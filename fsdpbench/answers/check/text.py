@@ -9,7 +9,7 @@ from typing import Any
 from fsdpbench.answers.check.compare import Change, Comparison, Finding, Verdict, diagnose
 from fsdpbench.answers.check.metrics import METRICS
 from fsdpbench.answers.check.records.entries import Entry
-from fsdpbench.base.files.documents import to_json
+from fsdpbench.base.files.documents import rendered_beside, to_json
 from fsdpbench.base.reading import one_line
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.figures import Worse
@@ -25,16 +25,16 @@ def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
 
 def changes_text(comparison: Comparison, notes: Sequence[str] = ()) -> list[str]:
     """Return the lines of `as_text` without the summary, its last line."""
-    lines = [f"cause: {finding_words(finding)}" for finding in diagnose(comparison)]
-    shown = [change for change in comparison.changes if change.verdict in SHOWN]
-    for name in dict.fromkeys(change.configuration for change in shown):
-        of_name = [change for change in shown if change.configuration == name]
-        lines += ["", f"{one_line(name)}:", *_table(of_name)]
-    lines += [""] if lines else []
-    lines += [f"unknown: {one_line(name)}: {one_line(why)}" for name, why in comparison.absent.items()]
-    lines += [f"missing: {one_line(name)}: not on the newer side" for name in comparison.missing]
-    lines += [f"added: {one_line(name)}: on the newer side only" for name in comparison.added]
-    return lines + [f"note: {one_line(note)}" for note in notes]
+    return _rendered("changes", comparison, notes).splitlines()
+
+
+def _rendered(section: str, comparison: Comparison, notes: Sequence[str] = ()) -> str:
+    """Return a section of the template `text.jinja`."""
+    words = {"cell": _cell, "chance": _chance, "runs": _runs, "table": _table, "one_line": one_line}
+    named = {each.__name__: each for each in (diagnose, finding_words, shown_pair, shown_percent, summary)}
+    shown = [change for verdict in SHOWN for change in comparison.of(verdict)]
+    given = {"section": section, "comparison": comparison, "notes": notes, "shown": shown, "verdicts": SHOWN}
+    return rendered_beside(__file__, "text.jinja", **given, **words, **named)
 
 
 def _table(changes: Sequence[Change]) -> list[str]:
@@ -62,23 +62,7 @@ def _table(changes: Sequence[Change]) -> list[str]:
 
 def as_markdown(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     """Return the comparison as Markdown: the causes, then a table of the changes."""
-    causes = [f"- **{finding.cause}**: {_cell(finding_words(finding))}" for finding in diagnose(comparison)]
-    shown = [change for verdict in SHOWN for change in comparison.of(verdict)]
-    head = "| | configuration | metric | before | after | change | p | why |"
-    rows = [head, "|---|---|---|---|---|---|---|---|"]
-    for change in shown:
-        before, after = shown_pair(change.metric, change.before, change.after)
-        rows.append(
-            f"| {change.verdict.value} | {_cell(change.configuration)} | {change.metric} "
-            f"| {_cell(before)} | {_cell(after)} "
-            f"| {shown_percent(change.relative)} | {_chance(change)} | {_cell(change.reason or '')} |"
-        )
-    only = [f"- unknown: {_cell(name)}: {_cell(why)}" for name, why in comparison.absent.items()]
-    only += [f"- missing, not on the newer side: {_cell(name)}" for name in comparison.missing]
-    only += [f"- added, on the newer side only: {_cell(name)}" for name in comparison.added]
-    quoted = [f"> {_cell(note)}" for note in notes]
-    blocks = [causes, rows if shown else [], only, quoted, [summary(comparison)]]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return _rendered("markdown", comparison, notes)
 
 
 def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
@@ -107,21 +91,7 @@ def finding_words(finding: Finding) -> str:
 
 def summary(comparison: Comparison) -> str:
     """Return a one-line summary: the number of compared configurations, and of each verdict."""
-    worse, better = len(comparison.regressions), len(comparison.of(Verdict.BETTER))
-    unjudged = len(comparison.unjudged)
-    noun = "configuration" if comparison.compared == 1 else "configurations"
-    if not comparison.changes and not unjudged:
-        return f"{comparison.compared} {noun} compared: all figures are equal."
-    figures = "figure" if worse == 1 else "figures"
-    text = f"{comparison.compared} {noun} compared: {worse} {figures} worse, {better} better."
-    if unjudged:
-        text += f" {unjudged} cannot be judged."
-    noise = comparison.of(Verdict.NOISE)
-    if noise:
-        text += f" {len(noise)} measured figures show no change ({_runs(noise)} runs a side)."
-    if better and not worse and not unjudged:
-        text += " Keep the gain: `fsdpbench baseline update` writes it down."
-    return text
+    return _rendered("summary", comparison).rstrip()
 
 
 def _runs(changes: Sequence[Change]) -> str:

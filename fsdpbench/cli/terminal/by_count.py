@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import rendered_beside
 from fsdpbench.base.numbers import with_unit
 from fsdpbench.cli.output import make_console, make_table
 from fsdpbench.cli.terminal.units import words_of
@@ -179,31 +180,9 @@ def print_endured(rows: Sequence[Row]) -> None:
     from rich.text import Text
 
     console = make_console()
-    for line in _endured_lines(fastest):
+    words = {"row": fastest, "amount": amount, "span": span, "nan": math.nan}
+    for line in rendered_beside(__file__, "by_count.jinja", **words).splitlines():
         console.print(Text(line))
-
-
-def _endured_lines(row: Row) -> Iterator[str]:
-    """Yield sentences about a row with known days."""
-    assert row.days is not None
-    if row.endured is None:
-        yield "Checkpoints and failures are not counted: the states of this model have dtypes of their own."
-        return
-    saving, waiting = row.endured.checkpoint, row.endured.waiting
-    every = f"a failure every {span(waiting.failure_s)} (--gpu-mtbf {row.endured.gpu_mtbf_h:,g})"
-    if not waiting.share or not row.days_in_all:
-        yield f"The fastest never ends: {every}, and {span(waiting.blocked_s)} to save a checkpoint."
-        return
-    in_background = row.days / (row.endured.in_background.share or math.nan)
-    yield (
-        f"The fastest takes {amount(row.days)} days of computing, {amount(row.days_in_all)} with checkpoints "
-        f"and failures ({amount(in_background)} if checkpoints are written in the background)."
-    )
-    size = f"{saving.nbytes / 1e9:,.0f} GB" if saving.nbytes >= 1e9 else f"{saving.nbytes / 1e6:,.0f} MB"
-    yield (
-        f"Assumed: {every}. A checkpoint of {size} takes {span(waiting.blocked_s)}; "
-        f"the best time between two is {span(waiting.interval_s)}."
-    )
 
 
 def span(seconds: float) -> str:

@@ -246,10 +246,7 @@ class CudaDevice(RealDevice):
 
         def observe(device: int, asked: int, total: int, free: int) -> None:
             """Report a failed allocation of `asked` bytes on `device`."""
-            report(
-                f"CUDA out of memory: tried to allocate {asked / 2**20:.0f} MiB on GPU {device}, "
-                f"{free / 2**20:.0f} of {total / 2**20:.0f} MiB are free"
-            )
+            report(error_text("real.out_of_memory", asked / 2**20, device, free / 2**20, total / 2**20))
 
         torch.cuda.init()
         attach(observe)

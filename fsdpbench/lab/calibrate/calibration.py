@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.base.configuration.simulated_cuda import simulated_cuda
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.devices.detection import peak_flops_of
@@ -218,9 +219,7 @@ def _source(machine: Machine) -> str:
     today = datetime.date.today().isoformat()
     ranks = "" if machine.world_size == 1 else f", {machine.world_size} ranks"
     kind = "a simulated " if machine.simulated or simulated_cuda() is not None else ""
-    return (
-        f"measured on {kind}{machine.name} by fsdpbench calibrate, {today}, torch {torch.__version__}{ranks}"
-    )
+    return error_text("calibration.source", kind, machine.name, today, torch.__version__, ranks)
 
 
 def all_keys(profile: HardwareProfile) -> Iterator[str]:

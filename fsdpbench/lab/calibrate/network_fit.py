@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from fsdpbench.base.errors import UsageError, error_text
-from fsdpbench.base.files.documents import to_toml
+from fsdpbench.base.files.documents import rendered_beside, to_toml
 from fsdpbench.base.writing import write_whole
 from fsdpbench.lab.calibrate.calibration import Calibration
 from fsdpbench.lab.calibrate.nccl_tests import Point
@@ -69,26 +69,9 @@ class NetworkFit:
 
     def lines(self, before: HardwareProfile) -> list[str]:
         """Return the findings next to the figures of the profile `before`, one fact per line."""
-        nic, old = self.profile.nic, before.nic
-        found = []
-        if self.between:
-            nodes = " and ".join(map(str, sorted({point.nodes for point in self.between})))
-            old_gb_s, old_hop = old.gb_s_per_node * old.efficiency, slowest_hop_us(before)
-            found = [
-                f"between nodes: {len(self.between)} sizes on {nodes} nodes "
-                f"of {self.profile.gpus_per_node} GPUs",
-                f"  bandwidth  {nic.gb_s_per_node:.4g} GB/s a node ({before.name}: {old_gb_s:.4g})",
-                f"  latency    {slowest_hop_us(self.profile):.3g} us a hop, {nic.base_us:.3g} us a call "
-                f"({before.name}: {old_hop:.3g}, {old.base_us:.3g})",
-                f"  error      {self.mean_error:.1%} on average",
-            ]
-            if worst := self.worst:
-                found[-1] += f", {worst[0]:+.1%} at worst ({worst[1]})"
-            found += [f"  not determined: {name}, stays that of {before.name}" for name in self.kept]
-        if self.inside:
-            kinds = ", ".join(sorted({f"{point.kind} of {point.ranks}" for point in self.inside}))
-            found.append(f"inside a node: {len(self.inside)} sizes taken as they are ({kinds} GPUs)")
-        return found
+        kinds = sorted({f"{point.kind} of {point.ranks}" for point in self.inside})
+        values = {"fit": self, "before": before, "kinds": kinds, "hop_us": slowest_hop_us}
+        return rendered_beside(__file__, "network_fit.jinja", **values).splitlines()
 
     def record(self, path: Path, before: HardwareProfile) -> dict[str, object]:
         """Return the same as `lines` as JSON."""

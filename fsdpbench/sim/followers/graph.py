@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.followers.sanitizer.findings import frames
 from fsdpbench.sim.followers.sanitizer.shadow import Stacks
@@ -254,10 +255,7 @@ class WatchedStep(Observer):
 
     def used_on(self, block: Block, stream: int) -> None:
         if stream != block.stream:
-            self.violate(
-                "record_stream, whose memory the allocator gives back after the capture only (pass it by "
-                "events: memory_handover=events)"
-            )
+            self.violate(error_text("graph.record_stream"))
 
 
 def _place() -> str:

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
+from fsdpbench.base.errors import error_text
+
 NEVER = 1 << 62
 UNSETTLED = -1
 OUTSIDE = -1
@@ -229,9 +231,7 @@ class Timeline:
         if marker.time == UNSETTLED:
             self._settle(NEVER, marker)
             if marker.time == UNSETTLED:
-                raise RuntimeError(
-                    f"deadlock: the CPU waits for an event of stream {marker.stream} that is never reached"
-                )
+                raise RuntimeError(error_text("timeline.event", marker.stream))
         if marker.time > self.cpu:
             self.cpu = marker.time
 
@@ -244,9 +244,7 @@ class Timeline:
         self._settle(NEVER)
         for queue in self._queues:
             if queue.items:
-                raise RuntimeError(
-                    f"deadlock: stream {queue.number} waits for an event that is never reached"
-                )
+                raise RuntimeError(error_text("timeline.stream", queue.number))
             if queue.free_at > self.cpu:
                 self.cpu = queue.free_at
 

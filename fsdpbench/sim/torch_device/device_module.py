@@ -15,6 +15,7 @@ from fsdpbench.sim.model.trace_recorder import EventRecord, WaitRecord, trace_st
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, separate_threads
 from fsdpbench.sim.torch_device.backward_streams import take_error
 from fsdpbench.sim.torch_device.distributed.symmetric import use_pool
+from fsdpbench.sim.torch_device.strict.words import error_text
 
 
 class MemoryFunctions:
@@ -402,9 +403,7 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         """Return milliseconds between two recorded events created with `enable_timing=True`."""
         if not (self.enable_timing and end_event.enable_timing):
-            raise RuntimeError(
-                "both events must be made with enable_timing=True to measure time between them"
-            )
+            raise RuntimeError(error_text("device_module.elapsed_time"))
         if self.marker is None or end_event.marker is None:
             raise RuntimeError("both events must be recorded before the time between them is known")
         for marker in (self.marker, end_event.marker):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.torch_internals import (
     DispatchKey,
     DispatchKeySet,
@@ -368,10 +369,7 @@ def take_pageable(tensor: torch.Tensor) -> torch.Tensor:
 def _check_host(kind: str) -> None:
     taken, most = ACCELERATOR.host.bytes_held, ACCELERATOR.host.most
     if taken > most:
-        raise torch.OutOfMemoryError(
-            f"host out of memory: {taken / 1e9:.1f} GB of {kind} for one GPU, whose part "
-            f"of the host's is {most / 1e9:g} GB (host_link.memory_gb of the profile): offload less"
-        )
+        raise torch.OutOfMemoryError(error_text("tensors.host_memory", taken / 1e9, kind, most / 1e9))
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:

@@ -45,10 +45,8 @@ class _UnitStates:
             self.taken.append(title)
             state[name] = value.detach().clone() if is_tensor else value
         elif tuple(value.size()) != segment.shape:
-            self.problems.append(
-                f"size mismatch for '{name}' of {self.named.names[index][0]}: the shape in the state dict is "
-                f"{tuple(value.size())}, the shape of the parameter is {segment.shape}"
-            )
+            shapes = tuple(value.size()), segment.shape
+            self.problems.append(error_text("optim_load.shape", name, self.named.names[index][0], *shapes))
         elif is_sharded(value):
             try:
                 rows = rows_of_value(unit, value, title)

@@ -74,11 +74,8 @@ class _UnitStates:
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
             return value
         if value.shape != parameter.shape:
-            self.problems.append(
-                f"'{name}' of {self.named.title} has the shape {tuple(value.shape)} where this rank's part "
-                f"of the parameter has {tuple(parameter.shape)}: only states with one element for each of "
-                "the parameter's can be gathered"
-            )
+            shapes = tuple(value.shape), tuple(parameter.shape)
+            self.problems.append(error_text("optim_state.shape", name, self.named.title, *shapes))
             return None
         elements = value.detach().reshape(-1)
         return segment.in_shard(elements) if self.named.is_flat else elements
@@ -210,9 +207,7 @@ def consolidated_state(
         state.update({name: own for name, own in zip(held.names, found, strict=True) if own})
     state = _ordered(state, order, known)
     for key in [key for key in given if key not in keys]:
-        warnings.warn(
-            f"optimizer state {key!r} belongs to no parameter; it is passed on as it is", stacklevel=3
-        )
+        warnings.warn(error_text("optim_state.no_parameter", key), stacklevel=3)
         state[key] = given[key]
     result: StateDict = {"state": state}
     if "param_groups" in optim_state_dict:

@@ -89,11 +89,7 @@ class WrapperStates:
         if self.is_sharded or settings.state_dict_type is StateDictType.FULL_STATE_DICT:
             return settings
         if self._stage.units:
-            warnings.warn(
-                f"{settings.state_dict_type.name}: a module whose parameters are not sharded has whole "
-                "tensors in its state dict",
-                stacklevel=2,
-            )
+            warnings.warn(error_text("recursion.not_sharded", settings.state_dict_type.name), stacklevel=2)
         config = FullStateDictConfig(offload_to_cpu=settings.state_dict_config.offload_to_cpu)
         return StateDictSettings.decide(StateDictType.FULL_STATE_DICT, config)
 

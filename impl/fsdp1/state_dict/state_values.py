@@ -193,7 +193,4 @@ class LoadedUnit:
 
 
 def _mismatch(name: str, given: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    return (
-        f"size mismatch for {name}: the shape in the state dict is {given}, "
-        f"the shape in the current model is {expected}"
-    )
+    return error_text("state_values.shape", name, given, expected)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.followers.sanitizer.shadow import HOST, Operation, Stack
 from fsdpbench.sim.model.trace_recorder import trace_stream
@@ -177,19 +178,10 @@ def _hint(kind: Kind, first: Access, second: Access) -> str:
             return "call wait() on the collective's Work before the last reference to its tensors goes"
         return "call wait() on the collective's Work before its tensors are used again"
     if kind is Kind.USE_AFTER_FREE:
-        return (
-            f"the first tensor was freed while {old} may still use it: call tensor.record_stream() with "
-            f"{old} before its last reference goes, or keep the tensor until an event after its last use is "
-            "waited for"
-        )
+        return error_text("findings.freed", old, old)
     if HOST in (first.operation.agent, second.operation.agent):
-        return (
-            "synchronize with the copy (event.synchronize(), stream.synchronize()) before the CPU continues"
-        )
-    return (
-        f"let {new} wait for {old} before the second access: wait_stream(), or an event that is recorded "
-        "after the first access"
-    )
+        return error_text("findings.copy")
+    return error_text("findings.unordered", new, old)
 
 
 class StreamNames:

@@ -34,9 +34,7 @@ class _Meeting:
     """Result of a rendezvous; only its use in collectives is simulated."""
 
     def __getattr__(self, name: str) -> Any:
-        raise NotImplementedError(
-            f"symmetric memory is simulated only for collectives into it, not for its `{name}`"
-        )
+        raise NotImplementedError(error_text("symmetric.meeting", name))
 
 
 def use_pool(pool: Any) -> AbstractContextManager[None]:
@@ -61,10 +59,7 @@ def why_unavailable(network: Network) -> str | None:
     """Return why the GPUs cannot gather by copy engines, or None if they can."""
     if network.profile.nvlink.copy_engine_gathers:
         return None
-    return (
-        f"the hardware profile {network.profile.name} has no all-gathers by copy engines "
-        "(nvlink.copy_engine_gathers): no source has figures for these GPUs"
-    )
+    return error_text("symmetric.copy_engines", network.profile.name)
 
 
 def patch_symmetric_memory(accelerator: Accelerator) -> None:

@@ -21,7 +21,7 @@ from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.sim.torch_device.followed import Use
 from fsdpbench.sim.torch_device.prices import FREE, OperatorCost, price
 from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses
-from fsdpbench.sim.torch_device.strict.words import bind, cpp_type
+from fsdpbench.sim.torch_device.strict.words import bind, cpp_type, error_text
 from fsdpbench.sim.torch_device.tensors import (
     allocate,
     attach,
@@ -128,16 +128,11 @@ def _describe(item: Any, arguments: list[torch.Tensor]) -> tuple[Any, ...]:
 
 def sparse_refused(what: str) -> NotImplementedError:
     """Return the error for an operator on sparse tensors, or one that creates such a tensor."""
-    return NotImplementedError(
-        f"{what}: sparse tensors are not simulated; use dense ones (for embeddings sparse=False)"
-    )
+    return NotImplementedError(error_text("plans.sparse", what))
 
 
 def _without_shapes(func: Any) -> NotImplementedError:
-    return NotImplementedError(
-        f"{func._schema.name} is not simulated: torch has no rule for the shapes of its results (no kernel "
-        "for the meta device); use other operators, or give it one (torch.library.impl for 'Meta')"
-    )
+    return NotImplementedError(error_text("plans.no_shapes", func._schema.name))
 
 
 def data_dependent(func: Any) -> NotImplementedError:
@@ -145,14 +140,9 @@ def data_dependent(func: Any) -> NotImplementedError:
     form = {
         "aten::bincount": "minlength=",
         "aten::repeat_interleave": "output_size=",
-        "aten::nonzero": "masks, torch.where of three arguments; for a mixture's router: masks of topk's "
-        "indices (== expert, one_hot), or rows sorted by expert and counted by torch.bincount(minlength=), "
-        "docs/parallel.md",
+        "aten::nonzero": error_text("plans.nonzero"),
     }.get(func._schema.name, "masks, torch.where")
-    return NotImplementedError(
-        f"{func._schema.name}: the shape of its result depends on data, which simulated tensors do not have; "
-        f"use a form with a fixed shape ({form}), or compute it on the CPU"
-    )
+    return NotImplementedError(error_text("plans.data_dependent", func._schema.name, form))
 
 
 _TABLE = table_beside(__file__, "names.toml")["plans"]

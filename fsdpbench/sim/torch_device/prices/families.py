@@ -15,7 +15,7 @@ from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.sim.torch_device.prices import layers, memory, products
-from fsdpbench.sim.torch_device.strict.words import bind
+from fsdpbench.sim.torch_device.strict.words import bind, error_text
 
 _TABLE = table_beside(__file__, "families.toml")
 _GRADIENTS = frozenset(f"{name}_backward" for name in _TABLE.pop("activations"))
@@ -122,9 +122,7 @@ def operator_price(name: Any) -> Callable[[products.Price], products.Price]:
         name = f"{_KERNELS}{getattr(name, '__name__', '')}"
     namespace, separator, operator = name.partition("::")
     if not (namespace and separator and operator):
-        raise ValueError(
-            f"operator_price({name!r}): write namespace::operator, for example mylib::fused_norm"
-        )
+        raise ValueError(error_text("families.name", name))
     if name in _OF_USERS:
         raise ValueError(f"operator_price({name!r}): this operator has a price already")
 
