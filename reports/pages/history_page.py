@@ -108,7 +108,10 @@ def write_history_page(history: History, target: Path) -> Path:
         target,
         f"{ASSETS}/history.html.jinja",
         title=f"History of {Path(history.baseline).name}",
-        sentence=_sentence(history, groups),
+        history=history,
+        groups=groups,
+        worse=[step.worse for step in history.steps],
+        label=_label,
         charts=[_chart(history, metric) for metric in metrics if metric in stepped],
         table=_table(groups),
         notes=history.notes,
@@ -125,23 +128,6 @@ def _percent(change: float) -> str:
 def _range(changes: Sequence[float | None]) -> tuple[float, float] | None:
     known = [change for change in changes if change is not None]
     return (min(known), max(known)) if len(known) == len(changes) else None
-
-
-def _sentence(history: History, groups: Sequence[StepGroup]) -> str:
-    commits = history.commits
-    dates = [commit.date for commit in commits if commit.date]
-    when = f" from {dates[0]} to {dates[-1]}" if dates else ""
-    text = f"{len(commits)} commit{'s' if len(commits) > 1 else ''}{when}"
-    if not groups:
-        return f"{text}: no figure changed its level."
-    steps = history.steps
-    worse, better = (sum(step.worse is way for step in steps) for way in (True, False))
-    last = groups[0]
-    return (
-        f"{text}: {len(steps)} steps, {worse} for the worse and {better} for the better. "
-        f"The last: {last.metric} {last.change_words} in {last.configurations} "
-        f"configuration{'s' if last.configurations > 1 else ''} at {_label(last.revision)}."
-    )
 
 
 def _label(revision: str | None) -> str:

@@ -55,6 +55,17 @@ class TraceRecorder:
         self.open_spans: list[tuple[str, int]] = []
         """Names and starts of the spans that have not ended, outermost first."""
 
+    def begin_span(self, name: str, start_ns: int) -> int:
+        """Open an annotation; return its start."""
+        self.open_spans.append((name, start_ns))
+        return start_ns
+
+    def end_span(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Record an annotation. One that began before this trace is not among the open ones."""
+        if self.open_spans[-1:] == [(name, start_ns)]:
+            self.open_spans.pop()
+        self.annotation(name, start_ns, end_ns)
+
     def cpu_op(self, name: str, start_ns: int, end_ns: int, inputs: str = "") -> None:
         """Record an operator on the main CPU thread. `inputs`: from `call_text` and `inputs_text`."""
         self._host.append((start_ns, -end_ns, -len(self._host), HostKind.OPERATOR, name, 0, inputs))

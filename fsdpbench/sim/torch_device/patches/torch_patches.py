@@ -98,10 +98,8 @@ def _begin(name: str) -> int:
         ACCELERATOR.sanitizer.enter(name)
     if ACCELERATOR.account is not None:
         ACCELERATOR.account.enter(name)
-    if ACCELERATOR.trace is None:
-        return _OUTSIDE
-    ACCELERATOR.trace.open_spans.append((name, ACCELERATOR.timeline.cpu))
-    return ACCELERATOR.timeline.cpu
+    trace = ACCELERATOR.trace
+    return _OUTSIDE if trace is None else trace.begin_span(name, ACCELERATOR.timeline.cpu)
 
 
 def _end(name: str, start: int) -> None:
@@ -110,9 +108,7 @@ def _end(name: str, start: int) -> None:
     if ACCELERATOR.account is not None:
         ACCELERATOR.account.leave(name)
     if start != _OUTSIDE and ACCELERATOR.trace is not None:
-        if ACCELERATOR.trace.open_spans[-1:] == [(name, start)]:
-            ACCELERATOR.trace.open_spans.pop()
-        ACCELERATOR.trace.annotation(name, start, ACCELERATOR.timeline.cpu)
+        ACCELERATOR.trace.end_span(name, start, ACCELERATOR.timeline.cpu)
 
 
 class FastSpan:
