@@ -35,7 +35,7 @@ KNOW_THE_ACCELERATOR = {
     "torch_device/compile/plan.py",
     "torch_device/device_module.py",
     "torch_device/distributed/process_group.py",
-    "torch_device/operators/autocast.py",
+    "torch_device/operators/host_memory.py",
     "torch_device/operators/choices.py",
     "torch_device/operators/kernels.py",
     "torch_device/operators/known_values.py",

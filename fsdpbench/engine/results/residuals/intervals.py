@@ -60,17 +60,13 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
     if chip is not None and (doubt := chip.with_attention(config.settings.attention).attention.doubt) > 1:
         log = math.hypot(time.log, math.log(doubt))  # as if the whole step were attention
         time = dataclasses.replace(time, log=log, because=(*time.because, widths.Unknown.ATTENTION))
-    work, known = work or {}, is_measured(hardware, "host_link.gb_s")
+    work = work or {}
     faster = widths.by_faster_links(share, work.get("kernels", 0.0) / step) if pcie else 0.0
-    link = widths.by_link(step, work.get("slow_link_step", step + work.get("host_copies", 0.0)), known)
-    known_host = is_measured(hardware, "host_link.memory_gb_s")
-    host = widths.by_host_optimizer(work.get("host_optimizer", 0.0) / step, known_host)
+    link, of_host = _by_host(hardware, step, work)
     named = {widths.Unknown.UNMEASURED: widths.Unknown.PCIE} if pcie else {}
     because = [named.get(each, each).value for each in time.because]
     because += [widths.MORE_GPUS] * widths.is_beyond(config.gpus)
-    because += [widths.Unknown.LINK.value] * (not known and link[1] > widths.NAMED)
-    because += [widths.Unknown.HOST.value] * (not known_host and host[1] > widths.NAMED)
-    link = math.hypot(link[0], host[0]), math.hypot(link[1], host[1])
+    because += of_host
     low = step * math.exp(-math.hypot(time.log, link[0], faster))
     high = step * math.exp(math.hypot(time.log, time.network, link[1]))
     rates: dict[str, Span] = {
@@ -91,6 +87,17 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
         link=link,
         work=work["kernels"] / step if work else None,
     )
+
+
+def _by_host(hardware: str, step: float, work: Mapping[str, float]) -> tuple[tuple[float, float], list[str]]:
+    """Return |ln| of the factors by which a step may be shorter and longer because of the link to the host
+    and the optimizer there, and the reasons that are worth naming."""
+    known_link, known_rate = (is_measured(hardware, f"host_link.{key}") for key in ("gb_s", "memory_gb_s"))
+    link = widths.by_link(step, work.get("slow_link_step", step + work.get("host_copies", 0.0)), known_link)
+    host = widths.by_host_optimizer(work.get("host_optimizer", 0.0) / step, known_rate)
+    because = [widths.Unknown.LINK.value] * (not known_link and link[1] > widths.NAMED)
+    because += [widths.Unknown.HOST.value] * (not known_rate and host[1] > widths.NAMED)
+    return (math.hypot(link[0], host[0]), math.hypot(link[1], host[1])), because
 
 
 def read_ahead() -> None:
