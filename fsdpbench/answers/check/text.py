@@ -118,15 +118,12 @@ def summary(comparison: Comparison) -> str:
         text += f" {unjudged} cannot be judged."
     noise = comparison.of(Verdict.NOISE)
     if noise:
-        text += f" {len(noise)} measured figures show no change ({_runs(noise)} runs a side)."
+        counts = sorted({count for change in noise for count in change.runs})
+        runs = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        text += f" {len(noise)} measured figures show no change ({runs} runs a side)."
     if better and not worse and not unjudged:
         text += " Keep the gain: `fsdpbench baseline update` writes it down."
     return text
-
-
-def _runs(changes: Sequence[Change]) -> str:
-    counts = sorted({count for change in changes for count in change.runs})
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _record(change: Change) -> dict[str, object]:

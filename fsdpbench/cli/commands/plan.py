@@ -247,11 +247,15 @@ def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> No
 
 
 def _recommended(shown: Sequence[tuple[Prediction, object]]) -> Prediction:
-    """Return the fastest whose memory is not risky, if there is one; torch's where ours cannot be
-    distinguished from it. `shown`: those that fit, fastest first, with their ranks."""
+    """Return the fastest whose memory is not risky, if there is one; of those that cannot be distinguished
+    from it torch's, then as `of_equals` orders them. `shown`: those that fit, fastest first, with ranks."""
+    from fsdpbench.reports.pages.ranking import of_equals
+
     best, rank = next((each for each in shown if not each[0].risky), shown[0])
     equal = [found for found, its in shown if its == rank and found.risky == best.risky]
-    return next((found for found in equal if found.config.system.startswith("torch-")), best)
+    kept = [found for found in equal if found.config.system.startswith("torch-")] or equal
+    fastest = kept[0].throughput
+    return min(kept, key=lambda each: of_equals(units.settings_of(each.config), each.throughput, fastest))
 
 
 def _figures(found: list[Prediction], budget: Budget) -> list[Column]:

@@ -116,12 +116,11 @@ class Residual:
 def read_table(path: Path = TABLE) -> tuple[Residual, ...]:
     """Return every residual of the file."""
     with path.open(newline="") as file:
-        return tuple(_residual(row) for row in csv.DictReader(file))
-
-
-def _residual(row: dict[str, str]) -> Residual:
-    flags = {name: row[name] == "yes" for name in ("fitted", "compiled")}
-    return msgspec.convert({**row, **flags}, Residual, strict=False)
+        rows = [
+            {**row, **{name: row[name] == "yes" for name in ("fitted", "compiled")}}
+            for row in csv.DictReader(file)
+        ]
+    return msgspec.convert(tuple(rows), tuple[Residual, ...], strict=False)
 
 
 LEVEL = 0.9
