@@ -36,7 +36,8 @@ def overview_chart(view: RunView, ranked: Sequence[ranking.Ranked], metric: rank
     if not timed:
         return None
     systems: dict[str, ranking.Ranked] = {}
-    for entry in timed:
+    best = ranking.chosen(timed)
+    for entry in (*filter(None, (best.torchs, best.ours)), *timed):
         systems.setdefault(str(entry.row.settings.get("system")), entry)
     chosen = [timed[0], *systems.values()][: MOST_BARS - 2]
     chosen += [entry for entry in timed if entry.row.folder.name == view.first_point] + [timed[-1]]

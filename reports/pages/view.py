@@ -156,9 +156,7 @@ def load_run(run_dir: Path) -> RunView:
     """
     run_dir = Path(run_dir)
     if not run_dir.exists():
-        raise RunFolderError(
-            f"{run_dir}: no such folder; give the folder that a sweep wrote, such as runs/NAME"
-        )
+        raise RunFolderError(f"{run_dir}: no such folder; give one that a sweep wrote, such as runs/NAME")
     if not run_dir.is_dir():
         raise RunFolderError(f"{run_dir} is a file; give the folder that a sweep wrote, such as runs/NAME")
     try:
@@ -176,6 +174,7 @@ def load_run(run_dir: Path) -> RunView:
             "config.json and result.json; give the folder that a sweep wrote, such as runs/NAME"
         )
     points = _points(sweep_toml)
+    begins = points and not (run_dir / "tune.json").exists()  # a search has its best first
     chosen = [folder for folder in folders if points is None or folder.name in points]
     present = {folder.name for folder in folders}
     return RunView(
@@ -183,7 +182,7 @@ def load_run(run_dir: Path) -> RunView:
         title=run_dir.resolve().name,
         configurations=tuple(_name_defaults([_load_configuration(folder) for folder in chosen])),
         sweep_toml=sweep_toml,
-        first_point=points[0] if points else None,
+        first_point=points[0] if points and begins else None,
         pending=tuple(point for point in points or () if point not in present),
         left_out=tuple(folder.name for folder in folders if folder not in chosen),
     )
