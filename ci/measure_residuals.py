@@ -66,7 +66,10 @@ def measure(options: argparse.Namespace) -> None:
     given = [case for path in options.runs for case in cases_of_file(path)]
     known = known_cases("gpt", "t5") + given
     conditions = options.condition or list(Condition)
-    parts = {condition: under(condition, known, known_cases("open"), profiles) for condition in conditions}
+    parts = {
+        condition: under(condition, known, known_cases("open", "settings"), profiles)
+        for condition in conditions
+    }
     for condition, part in parts.items():
         wanted = [case for case in part if _is_asked_for(case, options)]
         whole = condition in (Condition.KNOWN, Condition.NEW_CHIP)

@@ -10,6 +10,7 @@ runs that have been published, by predicting them without what is known of it:
     SYSTEM     PyTorch's FSDP2 instead of its FSDP1, and FSDP1 instead of FSDP2
     SOFTWARE   today's software instead of that of their time
     MODEL      runs of models whose shape or settings had to be assumed
+    SETTING    runs with tensor parallelism, fp8 or LoRA, as they were (`[[settings]]` of published_runs.toml)
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from fsdpbench.workloads import get_workload
 
 _TODAYS = "torch-fsdp1"
 _OTHER = {"torch-fsdp1": "torch-fsdp2", "torch-fsdp2": "torch-fsdp1"}
+_RUNS_OF_SETTINGS = ("tensor parallelism", "fp8", "LoRA")
 _RUN_OF_MODELS = ("FSDP paper, Fig 6a", "FSDP paper, Fig 6c", "FSDP paper, Fig 7a and 8a", "pytorch#104509")
 
 
@@ -44,6 +46,8 @@ def under(
 
     Compiled runs are predicted as they were alone: no interval rests on them in another condition.
     """
+    if condition is Condition.SETTING:
+        return [case for case in open_cases if case.group in _RUNS_OF_SETTINGS]
     foreign = [case for case in cases if "gemm.weight_grad" in load_profile(case.profile).estimated]
     cases = [case for case in cases if case not in foreign]
     if condition in (Condition.KNOWN, Condition.NEW_CHIP):

@@ -77,7 +77,9 @@ def broken_rules(values: Values) -> list[Contradiction]:
     kinds = dict.fromkeys(parts[1] for parts in named if parts[0] == "communication" and parts[1:])
     found = [each for name, value in values.items() for each in _out_of_range(name, value)]
     for rule in rules():
-        if rule["relation"] in WORDS and _applies(rule, values):
+        is_meant = rule["device"] in ("", "sim" if values.get("device") == "sim" else "real")
+        is_meant &= not any(values.get(name) for name in rule["unless"].split())
+        if rule["relation"] in WORDS and is_meant:
             words = [*kinds][:_MOST_KINDS] if rule["each"] == "each kind" else rule["each"].split() or ("",)
             found += [broken for each in words for broken in _broken(rule, each, values)]
     return found
@@ -184,11 +186,6 @@ def _out_of_range(name: str, value: Any) -> Iterator[Contradiction]:
             limited = f"a number from {limits[0]:g} to {limits[1]:g}"
             yield Contradiction((name,), f"{name} is {_shown(each)}, and must be {limited}")
             return
-
-
-def _applies(rule: Mapping[str, str], values: Values) -> bool:
-    of_device = rule["device"] in ("", "sim" if values.get("device") == "sim" else "real")
-    return of_device and not any(values.get(name) for name in rule["unless"].split())
 
 
 def _broken(rule: Mapping[str, str], each: str, values: Values) -> Iterator[Contradiction]:

@@ -44,7 +44,9 @@ def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
     """Return all findings about one trace."""
     doubts = list(trace.problems)
     remarks = list(trace.remarks)
-    blind = activity.kind != "gpu" and _collectives_without_device(trace)
+    categories = Category.USER_ANNOTATION, Category.CPU_OP
+    collectives = len(trace.rows_named(lambda name: name.startswith("nccl:"), *categories))
+    blind = activity.kind != "gpu" and collectives > 0
     doubts += _span(trace)
     if trace.rank is None:
         remarks.append("the file does not say its rank; 0 is assumed")
@@ -114,11 +116,6 @@ def _several_devices(trace: Trace) -> list[str]:
     if len(known) < 2:
         return []
     return [f"kernels ran on devices {', '.join(map(str, known))}: overlap is over all of them together"]
-
-
-def _collectives_without_device(trace: Trace) -> bool:
-    categories = Category.USER_ANNOTATION, Category.CPU_OP
-    return len(trace.rows_named(lambda name: name.startswith("nccl:"), *categories)) > 0
 
 
 def _span(trace: Trace) -> list[str]:

@@ -100,6 +100,7 @@ def diff_analyses(before: Analysis, after: Analysis) -> list[TraceDiff]:
 def diff_ranks(before: RankAnalysis, after: RankAnalysis) -> TraceDiff:
     """Return a comparison of two traces of any origin."""
     old, new = before.mean_step, after.mean_step
+    held, holds = _held(before), _held(after)
     return TraceDiff(
         before,
         after,
@@ -111,7 +112,7 @@ def diff_ranks(before: RankAnalysis, after: RankAnalysis) -> TraceDiff:
         idle=_matched(*(_per_step(rank, rank.idle_causes.parts()) for rank in (before, after))),
         collectives=_collectives(before, after),
         units=_units(before, after),
-        memory=_memory(before, after),
+        memory=tuple(Change(name, held[name], holds[name]) for name in held if name in holds),
         names=_names(before, after),
         host=_matched(*(_per_step(rank, {"operators": rank.cpu_time}) for rank in (before, after))),
     )
@@ -150,11 +151,6 @@ def _of_kind(rank: RankAnalysis, kind: str) -> dict[str, float]:
     if figures.bytes is not None:
         known["bytes"] = figures.bytes
     return _per_step(rank, known)
-
-
-def _memory(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
-    old, new = _held(before), _held(after)
-    return tuple(Change(name, old[name], new[name]) for name in old if name in new)
 
 
 def _held(rank: RankAnalysis) -> dict[str, int]:

@@ -6,9 +6,11 @@ Configurations that did not finish follow in a fixed order of status: the table 
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from fsdpbench.base.settings import SETTINGS
 from fsdpbench.base.settings.values import is_mixed
 from fsdpbench.reports.figures import FIGURES, Figure
 from fsdpbench.reports.pages import display
@@ -279,6 +281,8 @@ def short_label(row: Configuration, varying: Sequence[str]) -> str:
 OURS_RAN_ON_GPUS = False
 """Whether `ci/measured` holds a run of ours on several GPUs; a test compares this with that folder."""
 NOT_YET = "not yet run on several GPUs"
+_UNNOTICED = 0.001
+"""The share of a speed that is no reason to change a setting."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +297,7 @@ class Chosen:
 
 def chosen(ranked: Sequence[Ranked]) -> Chosen:
     """Return the best of each: of those that cannot be distinguished, prefer one that is not risky, then
-    FSDP2, then the same settings for all units."""
+    FSDP2, then the same settings for all units, then the defaults."""
     torchs, ours = _best(ranked, "torch-fsdp"), _best(ranked, "impl-")
     return Chosen(torchs, ours, paired(ours, torchs) if torchs and ours else None)
 
@@ -316,14 +320,25 @@ def is_risky(row: Configuration) -> bool:
 
 
 def _best(ranked: Sequence[Ranked], prefix: str) -> Ranked | None:
+    def doubts(each: Ranked) -> tuple[bool, bool, bool]:
+        mixed = any(map(is_mixed, each.row.settings.values()))
+        return is_risky(each.row), not each.row.system.endswith("fsdp2"), mixed
+
     own = [entry for entry in ranked if entry.throughput and entry.row.system.startswith(prefix)]
     equal = [entry for entry in own if not paired(entry, own[0]).is_clear] or own[:1]
+    kept = [entry for entry in equal if doubts(entry) == min(map(doubts, equal))]
+    return min(
+        kept, key=lambda each: of_equals(each.row.settings, each.throughput, kept[0].throughput), default=None
+    )
 
-    def order(each: Ranked) -> tuple[bool, bool, bool, float]:
-        mixed = any(map(is_mixed, each.row.settings.values()))
-        return is_risky(each.row), not each.row.system.endswith("fsdp2"), mixed, -(each.throughput or 0)
 
-    return min(equal, key=order, default=None)
+def of_equals(settings: Mapping[str, Any], speed: float | None, fastest: float | None) -> tuple[float, float]:
+    """Return what orders configurations that cannot be distinguished: of those as fast as the fastest to
+    `_UNNOTICED`, the one with the fewest settings that are not the defaults; then by speed."""
+    named = [name for name in SETTINGS if name != "batch" and settings.get(name) is not None]
+    changed = sum(settings[name] != SETTINGS[name].default for name in named)
+    is_near = (speed or 0.0) >= (1 - _UNNOTICED) * (fastest or 0.0)
+    return changed if is_near else math.inf, -(speed or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ def overview_chart(view: RunView, ranked: Sequence[ranking.Ranked], metric: rank
     if not timed:
         return None
     systems: dict[str, ranking.Ranked] = {}
-    for entry in timed:
+    best = ranking.chosen(timed)
+    for entry in (*filter(None, (best.torchs, best.ours)), *timed):
         systems.setdefault(str(entry.row.settings.get("system")), entry)
     chosen = [timed[0], *systems.values()][: MOST_BARS - 2]
     chosen += [entry for entry in timed if entry.row.folder.name == view.first_point] + [timed[-1]]
@@ -121,7 +122,8 @@ def _do(best: ranking.Ranked, found: ranking.Chosen, ranked: Sequence[ranking.Ra
         settings = [*settings[:_MOST_SETTINGS], f"{len(settings) - _MOST_SETTINGS} more"]
     system = row.settings.get("system")
     name = row.name if system in (None, "script") else system
-    line = f"Run {name}{' with ' * bool(settings)}{', '.join(settings)}"
+    verb = "Run" if len(ranked) > 1 else "One configuration was run:"
+    line = f"{verb} {name}{' with ' * bool(settings)}{', '.join(settings)}"
     line += f"{', compiled' * bool(row.compiled or row.settings.get('compile'))}{ranking.doubt(row)}"
     ours = found.ours
     if found.gain is None or ours is None or found.gain.low <= 0:
@@ -203,7 +205,9 @@ def _effect_words(effect: Effect) -> str:
 def findings(view: RunView) -> list[str]:
     """Return further sentences: ties with less memory, retries, configurations that ran out of memory."""
     ranked = ranking.rank(view)
-    found = [difference.sentence for difference in differences(view)]
+    notes = [note for row in view.configurations if row.result.script for note in row.result.script.notes]
+    found = [*(f"{note[:1].upper()}{note[1:]}." for note in dict.fromkeys(notes))]
+    found += [difference.sentence for difference in differences(view)]
     found += [*interval_findings(ranked), *_retries(ranked), *_out_of_memory(view)]
     broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
     if broken:

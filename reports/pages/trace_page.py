@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fsdpbench.reports.analysis import Analysis, RankAnalysis, TimeParts
+from fsdpbench.reports.analysis import Analysis, RankAnalysis
 from fsdpbench.reports.analysis.model import in_torch
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.analysis.text import across
@@ -174,12 +174,9 @@ def time_chart(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> Chart | N
     narrow = {"yaxis": {"ticktext": [chart_text(name, 14) for name, _ in shown]}}
     summary = "Stacked bars: compute only, overlapped, exposed communication and idle time of a mean step."
     note = f"The first {MOST_BARS} of {len(bars)}; the table has all." if len(bars) > MOST_BARS else ""
-    return Chart("time", summary, data, layout, _table(bars), narrow, note)
-
-
-def _table(bars: Sequence[tuple[str, TimeParts]]) -> Table:
     rows = tuple((name, *part_cells(parts)) for name, parts in bars)
-    return Table(("what", *(f"{words}, ms" for _, words, _ in PARTS), "in all, ms", "overlap"), rows)
+    table = Table(("what", *(f"{words}, ms" for _, words, _ in PARTS), "in all, ms", "overlap"), rows)
+    return Chart("time", summary, data, layout, table, narrow, note)
 
 
 _MOST_EVENTS = 6_000

@@ -400,7 +400,10 @@ def _bars(
         "type": "bar",
         "name": f"{words}, {'exposed' if exposed else 'hidden'}",
         "x": list(range(len(units))),
-        "y": [round(_ns(unit, name, exposed=exposed) / steps / 1e6, 4) for unit in units],
+        "y": [
+            round(sum(one.exposed if exposed else one.time - one.exposed for one in found) / steps / 1e6, 4)
+            for found in (_figures(unit, name) for unit in units)
+        ],
         "marker": {"color": f"var(--{colour})" if exposed else f"var(--{colour}-soft)"},
         "customdata": [chart_text(unit.unit) for unit in units],
         "hovertemplate": "%{customdata}<br>%{y:.4g} ms<extra>%{fullData.name}</extra>",
@@ -412,11 +415,6 @@ def _figures(unit: UnitAnalysis, kind: str) -> list[CollectiveFigures]:
     if kind == _OTHER:
         return [figures for name, figures in unit.communication.items() if name not in _NAMED]
     return [unit.communication[kind]] if kind in unit.communication else []
-
-
-def _ns(unit: UnitAnalysis, kind: str, *, exposed: bool) -> int:
-    found = _figures(unit, kind)
-    return sum(each.exposed if exposed else each.time - each.exposed for each in found)
 
 
 def _summary_line(analysis: RankAnalysis, steps: int) -> str:

@@ -171,6 +171,7 @@ def load_run(run_dir: Path) -> RunView:
     if sweep_toml is None and not any(_has_record(folder) for folder in folders):
         raise RunFolderError(error_text("view.no_run", run_dir))
     points = _points(sweep_toml)
+    begins = points and not (run_dir / "tune.json").exists()  # a search has its best first
     chosen = [folder for folder in folders if points is None or folder.name in points]
     present = {folder.name for folder in folders}
     return RunView(
@@ -178,7 +179,7 @@ def load_run(run_dir: Path) -> RunView:
         title=run_dir.resolve().name,
         configurations=tuple(_name_defaults([_load_configuration(folder) for folder in chosen])),
         sweep_toml=sweep_toml,
-        first_point=points[0] if points else None,
+        first_point=points[0] if points and begins else None,
         pending=tuple(point for point in points or () if point not in present),
         left_out=tuple(folder.name for folder in folders if folder not in chosen),
     )

@@ -198,9 +198,10 @@ def _breakdown_table(timed: Sequence[Ranked], varying: Sequence[str]) -> "Table"
 def throughput_against_memory(
     ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric
 ) -> Chart | None:
-    """Return finished configurations by peak reserved memory and throughput, with the Pareto front."""
+    """Return the finished configurations by peak reserved memory and throughput, with the Pareto front; None
+    if there are fewer than two."""
     shown = [entry for entry in ranked if entry.throughput and entry.row.result.reserved]
-    if not shown:
+    if len(shown) < 2:
         return None
     calm = [entry for entry in shown if not entry.row.result.alloc_retries_per_step]
     retried = [entry for entry in shown if entry.row.result.alloc_retries_per_step]

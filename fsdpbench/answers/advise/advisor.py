@@ -215,7 +215,9 @@ def _group(each: Tried, base: Trial) -> str:
     kind, gain = each.candidate.kind, each.gain
     tight = each.trial.risky and not base.risky
     if kind is Kind.NO_EFFECT:
-        return "no_effect" if gain is not None and _is_same(each, base) else _LEFT_OUT
+        memory, before = each.trial.reserved or 0, base.reserved or 0
+        is_same = abs(gain or 0.0) < _SAME and abs(memory - before) <= _SAME * before
+        return "no_effect" if gain is not None and is_same else _LEFT_OUT
     if gain is None:
         return "advice" if kind in _ALWAYS else "nothing"
     worth = kind is Kind.MISTAKE and gain > -_SAME and each.saves >= _MUCH_MEMORY
@@ -224,11 +226,6 @@ def _group(each: Tried, base: Trial) -> str:
     if kind in _ALWAYS or (worth and not tight):
         return "advice"
     return "possible" if gain >= _WORTH_SAYING else "nothing"
-
-
-def _is_same(tried: Tried, base: Trial) -> bool:
-    memory = abs((tried.trial.reserved or 0) - (base.reserved or 0))
-    return abs(tried.gain or 0.0) < _SAME and memory <= _SAME * (base.reserved or 0)
 
 
 def _loader(result: Result, base: Trial) -> tuple[str, ...]:

@@ -247,11 +247,15 @@ def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> No
 
 
 def _recommended(shown: Sequence[tuple[Prediction, object]]) -> Prediction:
-    """Return the fastest configuration without memory risk, if any; torch's system if ours is not
-    distinguishably faster. `shown`: configurations that fit, with their ranks, fastest first."""
+    """Return the fastest configuration without memory risk, if any. Of those that cannot be distinguished,
+    prefer torch's, then by `of_equals`. `shown`: configurations that fit, with their ranks, fastest first."""
+    from fsdpbench.reports.pages.ranking import of_equals
+
     best, rank = next((each for each in shown if not each[0].risky), shown[0])
     equal = [found for found, its in shown if its == rank and found.risky == best.risky]
-    return next((found for found in equal if found.config.system.startswith("torch-")), best)
+    kept = [found for found in equal if found.config.system.startswith("torch-")] or equal
+    fastest = kept[0].throughput
+    return min(kept, key=lambda each: of_equals(units.settings_of(each.config), each.throughput, fastest))
 
 
 def _figures(found: list[Prediction], budget: Budget) -> list[Column]:

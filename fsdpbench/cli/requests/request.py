@@ -124,8 +124,9 @@ def make_request(
     counts = gpu_counts(given.get("gpus"))
     largest, choice = target_of({**given, "gpus": max(counts)})
     preset = Preset({})
-    varied = [name for name, values in lists.items() if len(values) > 1]
-    if varied and named_preset is None and not whole_space:
+    named = _names(given.get("system"))
+    varies = any(len(values) > 1 for values in lists.values()) or (lists and max(len(counts), len(named)) > 1)
+    if varies and named_preset is None and not whole_space:
         preset = of_what_is_named(largest.device, counts[0], _node_size(given, largest))
     elif named_preset is not None or not whole_space:
         preset = get_preset(
@@ -135,17 +136,16 @@ def make_request(
         counts = list(preset.gpus)
     batches_fit = largest.device == "sim" and len(preset.lists.get(CHECKPOINTING, ())) > 1
     usual = usual_settings(largest.model, (*preset.lists, *lists, *["batch"] * batches_fit))
-    systems = _names(given.get("system")) or list(preset.systems)
     space = Space(
         targets=tuple(target_of({**given, "gpus": count})[0] for count in counts),
-        systems=tuple(check_systems(systems)),
+        systems=tuple(check_systems(named or list(preset.systems))),
         lists={**{name: [value] for name, value in usual.items()}, **preset.lists, **lists},
         when=(*_not_named(preset.when, lists), *_rules(given.get("when"), "when", parse_when)),
         exclude=(
             *(rule for rule in preset.exclude if not rule.match.keys() & lists.keys()),
             *_rules(given.get("exclude"), "exclude", parse_exclude),
         ),
-        max_points=_at_least_one("max_points", given.get("max_points")),
+        max_points=_count(given, "max_points"),
         sample_seed=whole("sample_seed", given.get("sample_seed") or 0),
         references=tuple(check_systems(_references(given, lists, preset))),
     )
@@ -247,6 +247,8 @@ def whole(name: str, value: object) -> int:
 
 
 def _count(given: Mapping[str, Any], name: str) -> int | None:
+    if given.get(name) is not None and whole(name, given[name]) < 1:
+        raise UsageError(f"{name} must be at least 1, not {given[name]}")
     return None if given.get(name) is None else whole(name, given[name])
 
 
@@ -289,15 +291,6 @@ def with_fitting_batches(
 
     fitting = fitting_batches(space, jobs or jobs_for("sim"), tell, kept)
     return replace(request, space=replace(space, when=(*space.when, *fitting)))
-
-
-def _at_least_one(name: str, given: object) -> int | None:
-    if given is None:
-        return None
-    number = whole(name, given)
-    if number < 1:
-        raise UsageError(f"{name} must be at least 1, not {number}")
-    return number
 
 
 def _references(given: Mapping[str, Any], lists: Mapping[str, Sequence[Value]], preset: Preset) -> list[str]:

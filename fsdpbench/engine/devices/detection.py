@@ -71,17 +71,13 @@ def choose_device(asked: str, gpus: int, hardware: str | None, *, elsewhere: boo
     if asked == "cuda":
         if not enough and not elsewhere:
             raise UsageError(error_text("detection.too_few_gpus", gpus, found, found or 1))
-        return Choice("cuda", _as_asked())
+        pretended = f"simulated: {VARIABLE} is set, and nothing is measured"
+        return Choice("cuda", "as asked" if simulated_cuda() is None else pretended)
     if hardware is not None:
         return Choice("sim", f"--hardware {hardware} names a profile to simulate")
     if enough:
         return Choice("cuda", f"found {found} GPUs")
     return Choice("sim", f"found {found} of {gpus} GPUs")
-
-
-def _as_asked() -> str:
-    simulated = simulated_cuda()
-    return "as asked" if simulated is None else f"simulated: {VARIABLE} is set, and nothing is measured"
 
 
 def peak_flops_of(device_name: str, dtype: str) -> float | None:

@@ -172,9 +172,11 @@ def expand(space: Space) -> Plan:
     plan, seen = Plan(), set()
     single = tuple(rule for rule in space.when if all(len(values) == 1 for values in rule.lists.values()))
     once = replace(space, lists={name: values[:1] for name, values in space.lists.items()}, when=single)
+    parts = [(system, space) for system in space.systems]
+    parts += [(system, once) for system in space.references if system not in space.systems]
     for target in space.targets:
         workload = target.workload()
-        for system, part in _systems(space, once):
+        for system, part in parts:
             for config in _combinations(part, target, workload, system, plan):
                 identity = json.dumps(config.to_dict(), sort_keys=True, default=str)
                 if identity not in seen:
@@ -184,12 +186,6 @@ def expand(space: Space) -> Plan:
         plan.note(error_text("space.drawn", space.max_points, len(plan.points), space.sample_seed))
         plan.points = sample(plan.points, space.max_points, space.sample_seed)
     return plan
-
-
-def _systems(space: Space, once: Space) -> Iterator[tuple[str, Space]]:
-    """Yield every system with its space; the space of a reference system is one point."""
-    yield from ((system, space) for system in space.systems)
-    yield from ((system, once) for system in space.references if system not in space.systems)
 
 
 def sample(points: Sequence[Config], count: int, seed: int) -> list[Config]:

@@ -59,7 +59,10 @@ def read_space(content: Mapping[str, Any], origin: str) -> tuple[dict[str, Any],
     known = SpaceFile.__struct_fields__
     if empty := [name for name in known if content.get(name) == ""]:
         raise UsageError(f"{origin}: {empty[0]} is empty; leave it out for its default")
-    settings = dict(_table(content.get("settings", {}), origin))
+    settings = content.get("settings", {})
+    if not isinstance(settings, Mapping):
+        raise UsageError(f"{origin}: settings must be a table, as in [settings]")
+    settings = dict(settings)
     for name in content:
         if name in known:
             continue
@@ -77,12 +80,6 @@ def read_space(content: Mapping[str, Any], origin: str) -> tuple[dict[str, Any],
         raise UsageError(f"{origin}: {error}") from None
     asked = {name: getattr(space, name) for name in known if name not in _NOT_ASKED_FOR}
     return {name: value for name, value in asked.items() if value is not None}, lists
-
-
-def _table(settings: object, origin: str) -> Mapping[str, Any]:
-    if not isinstance(settings, Mapping):
-        raise UsageError(f"{origin}: settings must be a table, as in [settings]")
-    return settings
 
 
 def _in_our_words(message: str) -> str:

@@ -63,7 +63,7 @@ const RankedTable = (() => {
       row.hidden = !fits;
       shown += fits;
     }
-    filters.querySelector(".shown").textContent = shown === rows.length ? `${shown} configurations` : `${shown} of ${rows.length} configurations`;
+    filters.querySelector(".shown").textContent = shown === rows.length ? `${shown} configuration${shown === 1 ? "" : "s"}` : `${shown} of ${rows.length} configurations`;
   }
 
   function value(cell) {

@@ -68,6 +68,16 @@ def test_own_lists_stand_over_those_of_a_preset() -> None:
     assert settings_of(made, "batch") == {(3,)}
 
 
+@pytest.mark.parametrize(
+    ("given", "count"), [({"gpus": "8,16,32"}, 3), ({"system": "torch-fsdp1,torch-fsdp2"}, 2)]
+)
+def test_with_a_setting_named_a_list_of_worlds_or_systems_is_all_that_varies(
+    given: dict[str, Any], count: int
+) -> None:
+    made = make_request({**SIM, **given}, {"batch": [4]}, whole_space=False)
+    assert len(made.plan().points) == count
+
+
 def test_a_condition_adds_lists_to_the_points_that_match() -> None:
     rules = ["strategy=HYBRID_SHARD => shard_size=2,4", "shard_size=2 gpus=8 => batch=1,5"]
     made = request({"when": rules}, strategy=["FULL_SHARD", "HYBRID_SHARD"], batch=[3])

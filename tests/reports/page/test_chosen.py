@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,16 @@ def test_what_two_configurations_share_does_not_blur_their_difference() -> None:
     assert error == pytest.approx(UNSHARED + 0.07 * 0.0526, rel=0.02), "the wait is not shared"
     wide = paired(found["wide"], found["best"])
     assert math.log1p(wide.high) - math.log1p(wide.change) > 0.13, "nor is the wider interval"
+
+
+@pytest.mark.parametrize(("gain", "is_taken"), [(0.0005, False), (0.002, True)])
+def test_a_setting_that_changes_nothing_is_left_at_its_default(gain: float, is_taken: bool) -> None:
+    settings = {"system": "torch-fsdp2", "backward_prefetch": "none"}
+    without = replace(row("without", 100 * (1 + gain)), settings=settings)
+    rows = row("default", 100.0), without, row("slow", 90.0)
+    best = chosen(rank(RunView(Path("run"), "run", rows))).torchs
+    assert best is not None
+    assert best.row.name == ("without" if is_taken else "default")
 
 
 def test_the_lines_are_short(copy: Path) -> None:

@@ -27,6 +27,13 @@ def test_the_lines_name_the_best_its_figures_and_what_mattered(sweep: Path) -> N
     assert "no backward prefetch instead of pre" in mattered, "that of wrap may be none"
 
 
+def test_a_search_began_nowhere(copy: Path) -> None:
+    """Its record lists the best first."""
+    assert "against where the sweep began" in best_lines(load_run(copy))[1]
+    (copy / "tune.json").write_text("{}")
+    assert "the sweep began" not in best_sentence(load_run(copy))
+
+
 def test_figures_of_a_gpu_are_not_called_simulated(copy: Path) -> None:
     for path in copy.glob("*/result.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"}))

@@ -28,7 +28,7 @@ from fsdpbench.sim.model.software import CURRENT, OF_MODELS, load_software, soft
 
 _LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
 _UNUSUAL = (*PARALLEL, "lora", "optimizer_dtype", "linear_dtype", "graph", "symmetric_memory")
-"""Settings that all published runs have at their defaults."""
+"""Settings that known published runs have at their defaults."""
 _UNLIKE = ("expert", "window", "sinks", "score_cap")
 """Parts of names of shape fields that no model of a published run sets."""
 
@@ -67,8 +67,10 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
     because = [named.get(each, each).value for each in time.because]
     because += [widths.MORE_GPUS] * widths.is_beyond(config.gpus)
     because += of_host
+    composed = widths.COMPOSED if _may_be_composed(config) else 0.0
+    because += [widths.Unknown.NORMS.value] * bool(composed)
     low = step * math.exp(-math.hypot(time.log, link[0], faster))
-    high = step * math.exp(math.hypot(time.log, time.network, link[1]))
+    high = step * math.exp(math.hypot(time.log, time.network, link[1], composed))
     rates: dict[str, Span] = {
         figure.path: (value * step / high, value * step / low)
         for figure in FIGURES
@@ -98,6 +100,13 @@ def _by_host(hardware: str, step: float, work: Mapping[str, float]) -> tuple[tup
     because = [widths.Unknown.LINK.value] * (not known_link and link[1] > widths.NAMED)
     because += [widths.Unknown.HOST.value] * (not known_rate and host[1] > widths.NAMED)
     return (math.hypot(link[0], host[0]), math.hypot(link[1], host[1])), because
+
+
+def _may_be_composed(config: Config) -> bool:
+    """Return whether eager RMSNorms are fused in this prediction, and the user does not say so."""
+    said = config.software or "norms" in config.shape_given or config.settings.norm != "model"
+    is_ours = config.script is None and config.settings.implementation == "own"
+    return is_ours and not said and not config.settings.compile and config.shape.get("norms") == "fused"
 
 
 def read_ahead() -> None:
@@ -134,6 +143,7 @@ def unknowns(config: Config) -> tuple[widths.Unknown, ...]:
     elif config.script is None and (
         any(getattr(config.settings, name) not in (None, SETTINGS[name].default) for name in _UNUSUAL)
         or config.settings.optimizer == "muon"
+        or config.settings.attention == "math"
         or config.settings.loss in ("chunked", "fused")
     ):
         found.append(widths.Unknown.SETTING)
