@@ -124,6 +124,42 @@ def test_no_tracked_file_is_large() -> None:
     assert {name: size for name, size in sizes.items() if size > MOST_BYTES} == {}
 
 
+def imported(text: str) -> set[str]:
+    """The first names of the modules that a source imports by their full names."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in names}
+
+
+def ambiguous(sources: dict[Path, str]) -> dict[str, set[Path]]:
+    """Modules by bare name that another module of this name can be taken for.
+
+    A folder is on the path if some module of it, of a name that no other has, is imported by its bare name.
+    Names of conftest files are for type checkers only.
+    """
+    places: dict[str, set[Path]] = {}
+    for path in sources:
+        places.setdefault(path.stem, set()).add(path)
+    bare = set().union(*map(imported, sources.values())) & places.keys() - {"conftest"}
+    on_path = {path.parent for name in bare if len(places[name]) == 1 for path in places[name]}
+    found = {name: {path for path in places[name] if path.parent in on_path} for name in bare}
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_helpers_of_tests_are_imported_by_names_of_their_own() -> None:
+    """One process may collect all folders: of two modules of a name, all would get the first imported."""
+    paths = [path for folder in ("tests", "ci") for path in (ROOT / folder).rglob("*.py")]
+    assert ambiguous({path: path.read_text() for path in paths}) == {}
+
+
+def test_two_helpers_of_a_name_are_found() -> None:
+    texts = {"a/help.py": "", "b/help.py": "", "a/one.py": "", "b/two.py": "import help, one, two"}
+    sources = {Path(name): text for name, text in texts.items()}
+    assert ambiguous(sources) == {"help": {Path("a/help.py"), Path("b/help.py")}}
+    assert ambiguous({path: text for path, text in sources.items() if path != Path("a/help.py")}) == {}
+
+
 def test_no_row_of_a_table_has_more_cells_than_columns() -> None:
     """A comma in a text that is not quoted would cut it."""
     tables = [path for package in PACKAGES for path in (ROOT / package).rglob("*.csv")]

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from campaign import Campaign
 from command_lines import command_line
 from forked_commands import CommandServer
+from fuzz_count import FuzzCount
 from workshop import furnish
 
 CASES = 500
@@ -19,11 +19,11 @@ CASES = 500
 @pytest.mark.timeout(7200)
 def test_five_hundred_command_lines(commands: CommandServer, tmp_path: Path) -> None:
     furnish(tmp_path / "model", commands)
-    campaign = Campaign()
+    count = FuzzCount()
     for seed in range(CASES):
         folder = tmp_path / "case"
         shutil.copytree(tmp_path / "model", folder)
         words = command_line(random.Random(seed))
-        campaign.judge(f"seed {seed}", commands.run_case(words, folder, timeout=60))
+        count.judge(f"seed {seed}", commands.run_case(words, folder, timeout=60))
         shutil.rmtree(folder)
-    campaign.check()
+    count.check()

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from campaign import Campaign
 from damage import damaged
 from forked_commands import CommandServer
+from fuzz_count import FuzzCount
 from workshop import furnish
 
 CASES = 400
@@ -43,13 +43,13 @@ READERS: dict[str, tuple[tuple[str, ...], ...]] = {
 @pytest.mark.timeout(7200)
 def test_four_hundred_damaged_files(commands: CommandServer, tmp_path: Path) -> None:
     furnish(tmp_path / "model", commands)
-    campaign = Campaign()
+    count = FuzzCount()
     for seed in range(CASES):
         random_ = random.Random(seed)
         folder = tmp_path / "case"
         shutil.copytree(tmp_path / "model", folder)
         name = random_.choice(list(READERS))
         (folder / name).write_bytes(damaged(folder / name, random_))
-        campaign.judge(f"seed {seed}", commands.run_case(random_.choice(READERS[name]), folder, timeout=60))
+        count.judge(f"seed {seed}", commands.run_case(random_.choice(READERS[name]), folder, timeout=60))
         shutil.rmtree(folder)
-    campaign.check()
+    count.check()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench" / "cli"))
 from agents import SHAPE, Agent, RawServer, agent_in, children
-from test_links import SCRIPT, digest
+from workshop import SCRIPT, digest
 
 from fsdpbench.cli.agents.tools import TOOLS, Tool
 
