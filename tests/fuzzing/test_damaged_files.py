@@ -10,9 +10,8 @@ import pytest
 from damage import damaged
 from forked_commands import CommandServer
 from fuzz_count import FuzzCount
-from workshop import furnish
 
-CASES = 400
+CASES_A_PART = 20
 READERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "space.toml": (
         ("plan", "space.toml", "--no-predict"),
@@ -40,14 +39,16 @@ READERS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(7200)
-def test_four_hundred_damaged_files(commands: CommandServer, tmp_path: Path) -> None:
-    furnish(tmp_path / "model", commands)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(20))
+def test_damaged_files_are_answered(
+    commands: CommandServer, furnished: Path, tmp_path: Path, part: int
+) -> None:
     count = FuzzCount()
-    for seed in range(CASES):
+    for seed in range(CASES_A_PART * part, CASES_A_PART * (part + 1)):
         random_ = random.Random(seed)
         folder = tmp_path / "case"
-        shutil.copytree(tmp_path / "model", folder)
+        shutil.copytree(furnished, folder)
         name = random_.choice(list(READERS))
         (folder / name).write_bytes(damaged(folder / name, random_))
         count.judge(f"seed {seed}", commands.run_case(random_.choice(READERS[name]), folder, timeout=60))
