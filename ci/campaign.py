@@ -3,8 +3,8 @@
     python ci/campaign.py ci/measured/campaign.csv [--minutes 60] [--limit 600] [FILE...]
 
 The plain suite does not run these tests, so what breaks them is seen only here. A row of the table is a file
-of tests: when and at which commit it was run, its result, and the seconds that it took. It is written
-after each file; interrupted, the next call continues. Exit code 1: a test failed.
+of tests: when and at which commit it was run, its result, the seconds that it took, and those of processors.
+It is written after each file; interrupted, the next call continues. Exit code 1: a test failed.
 
 A file past its limit is interrupted, so that pytest says what passed and failed until then. The next time its
 tests run in an order drawn from the date, so that other ones of them are seen.
@@ -17,6 +17,7 @@ import csv
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -47,6 +48,7 @@ class Row:
     tests: int
     passed: int
     seconds: int
+    processor_s: int | None
     result: str
 
 
@@ -64,11 +66,20 @@ def read(table: Path) -> dict[str, Row]:
     if not table.exists():
         return {}
     with table.open(newline="", encoding="utf-8") as lines:
-        found = [
-            Row(file, date, commit, int(tests), int(passed), int(seconds), result)
-            for file, date, commit, tests, passed, seconds, result in list(csv.reader(lines))[1:]
-        ]
-    return {row.file: row for row in found}
+        found = list(csv.DictReader(lines))
+    return {
+        row["file"]: Row(
+            file=row["file"],
+            date=row["date"],
+            commit=row["commit"],
+            tests=int(row["tests"]),
+            passed=int(row["passed"]),
+            seconds=int(row["seconds"]),
+            processor_s=int(row["processor_s"]) if row.get("processor_s") else None,
+            result=row["result"],
+        )
+        for row in found
+    }
 
 
 def write(table: Path, rows: dict[str, Row]) -> None:
@@ -84,7 +95,8 @@ def run(file: str, words: list[str], tests: int, limit_s: float, commit: str) ->
 
     `words` name them to pytest: the file, or its tests in an order.
     """
-    began, ended_by = time.monotonic(), ""
+    began, used = time.monotonic(), _processor_s()
+    past = False
     with subprocess.Popen(
         [*PYTEST, "-q", *words],
         cwd=ROOT,
@@ -96,17 +108,28 @@ def run(file: str, words: list[str], tests: int, limit_s: float, commit: str) ->
         try:
             text, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            ended_by = PAST
+            past = True
             text = _end(process)
-    failed = " ".join(dict.fromkeys(_FAILED.findall(text)))
-    result = ended_by if not failed else f"failed: {failed}{f' ({ended_by})' * bool(ended_by)}"
-    result = result or ("passed" if process.returncode == 0 else f"failed: exit code {process.returncode}")
-    if result != "passed":
-        print(text[-6000:], flush=True)
     counted = _PASSED.search(text)
     passed = int(counted[1]) if counted else 0
+    failed = " ".join(dict.fromkeys(_FAILED.findall(text)))
+    if failed:
+        result = f"failed: {failed}{f' ({PAST})' * past}"
+    elif past and passed < tests:
+        result = PAST
+    else:
+        result = "passed" if past or process.returncode == 0 else f"failed: exit code {process.returncode}"
+    if result != "passed":
+        print(text[-6000:], flush=True)
     seconds = round(time.monotonic() - began)
-    return Row(file, datetime.now(UTC).date().isoformat(), commit, tests, passed, seconds, result)
+    today = datetime.now(UTC).date().isoformat()
+    return Row(file, today, commit, tests, passed, seconds, round(_processor_s() - used), result)
+
+
+def _processor_s() -> float:
+    """Return the seconds of processors that children took until now, of those that have ended."""
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
 
 
 def _end(process: subprocess.Popen[str]) -> str:
@@ -145,7 +168,8 @@ def main() -> int:
         rows[file] = run(file, words, len(cases[file]), asked.limit, commit)
         wrong += rows[file].result != "passed"
         write(asked.table, rows)
-        print(f"{file}: {rows[file].result} ({rows[file].seconds} s)", flush=True)
+        row = rows[file]
+        print(f"{file}: {row.result} ({row.passed} of {row.tests}, {row.seconds} s)", flush=True)
     never = [file for file in cases if file not in rows]
     print(f"{len(rows)} of {len(cases)} files were run at some time; {wrong} of those run now failed")
     print("\n".join(f"never run: {file}" for file in never))
