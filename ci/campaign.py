@@ -6,8 +6,8 @@ The plain suite does not run these tests, so what breaks them is seen only here.
 of tests: when and at which commit it was run, its result, the seconds that it took, and those of processors.
 It is written after each file; interrupted, the next call continues. Exit code 1: a test failed.
 
-A file past its limit is interrupted, so that pytest says what passed and failed until then. The next time its
-tests run in an order drawn from the date, so that other ones of them are seen.
+Past its limit no test of a file is begun, and one that takes half of the limit more is killed; the row counts
+those that passed until then. The next time the tests run in an order drawn from the date: others are seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, date, datetime
 from itertools import groupby
@@ -31,8 +30,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-m", "campaign"]
 PAST = "past its limit"
+_STOPPED = "session-timeout:"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) \S+?::(\S+)", re.MULTILINE)
-_PASSED = re.compile(r"(\d+) passed")
+_FAILED_ON_ITS_WAY = re.compile(r"^\S+?::(.+) (?:FAILED|ERROR) +\[ *\d+%\]", re.MULTILINE)
+_PASSED = re.compile(r"\bPASSED +\[ *\d+%\]")
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,8 @@ def run(file: str, words: list[str], tests: int, limit_s: float, commit: str) ->
     `words` name them to pytest: the file, or its tests in an order.
     """
     began, used = time.monotonic(), _processor_s()
-    past = False
     with subprocess.Popen(
-        [*PYTEST, "-q", *words],
+        [*PYTEST, "-v", f"--session-timeout={limit_s}", *words],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
@@ -106,43 +106,27 @@ def run(file: str, words: list[str], tests: int, limit_s: float, commit: str) ->
         start_new_session=True,
     ) as process:
         try:
-            text, _ = process.communicate(timeout=limit_s)
+            text, _ = process.communicate(timeout=1.5 * limit_s)
         except subprocess.TimeoutExpired:
-            past = True
-            text = _end(process)
-    counted = _PASSED.search(text)
-    passed = int(counted[1]) if counted else 0
-    failed = " ".join(dict.fromkeys(_FAILED.findall(text)))
-    if failed:
-        result = f"failed: {failed}{f' ({PAST})' * past}"
-    elif past and passed < tests:
-        result = PAST
-    else:
-        result = "passed" if past or process.returncode == 0 else f"failed: exit code {process.returncode}"
+            os.killpg(process.pid, signal.SIGKILL)  # with all processes that its tests started
+            text = process.communicate()[0] + f"\n{_STOPPED}"
+    names = _FAILED.findall(text) or _FAILED_ON_ITS_WAY.findall(text)
+    passed, failed = len(_PASSED.findall(text)), " ".join(dict.fromkeys(names))
+    past = f" ({PAST})" if _STOPPED in text else ""
+    result = f"failed: {failed}{past}" if failed else PAST if past and passed < tests else "passed"
+    if not failed and not past and process.returncode:
+        result = f"failed: exit code {process.returncode}"
     if result != "passed":
         print(text[-6000:], flush=True)
-    seconds = round(time.monotonic() - began)
+    seconds, processor_s = round(time.monotonic() - began), round(_processor_s() - used)
     today = datetime.now(UTC).date().isoformat()
-    return Row(file, today, commit, tests, passed, seconds, round(_processor_s() - used), result)
+    return Row(file, today, commit, tests, passed, seconds, processor_s, result)
 
 
 def _processor_s() -> float:
     """Return the seconds of processors that children took until now, of those that have ended."""
     found = resource.getrusage(resource.RUSAGE_CHILDREN)
     return found.ru_utime + found.ru_stime
-
-
-def _end(process: subprocess.Popen[str]) -> str:
-    """Interrupt pytest, so that it says what it saw, then kill what its tests started. Return its output."""
-    process.send_signal(signal.SIGINT)
-    try:
-        text, _ = process.communicate(timeout=60)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        text, _ = process.communicate()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    return text
 
 
 def main() -> int:

@@ -4,8 +4,7 @@ Nothing here may start threads or touch a device; the children do that.
 
 An interruption is for the server's parent, with which it ends; sent to a server that still imports, it would
 print where, which is why it is started with interruptions held back. At the end nothing is taken down: that
-would take a third of a second, for which the reader of the command's output waits: the server has it open
-too.
+would take a third of a second, for which the reader of the command's output, open here too, would wait.
 """
 
 import atexit
@@ -14,7 +13,7 @@ import importlib
 import os
 import signal
 
-from fsdpbench.base.interruption import die_with_named_parent
+from fsdpbench.base.interruption import PARENT, die_with_named_parent
 
 _NEEDED = (
     "torch", "torch.distributed.checkpoint.default_planner", "torch.distributed.device_mesh",
@@ -44,10 +43,11 @@ def _import_all() -> None:
     read_ahead()
 
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-die_with_named_parent()
-atexit.register(os._exit, 0)
+if PARENT in os.environ:  # the server: a Slurm job imports this too, and ends with its own exit code
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    die_with_named_parent()
+    atexit.register(os._exit, 0)
 # Modules stay, so that looking for garbage among them is in vain, and takes longer than many imports; frozen,
 # they are looked at by no child either.
 gc.disable()
