@@ -13,7 +13,6 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -230,15 +229,15 @@ def in_pieces(pool: RankPool, part: str, number: int, wrap: str) -> Iterator[Fin
             yield f"{wrap}: {part} {piece[0]} to {piece[-1]}", verdicts.WRONG, f"ranks ended: {error}"
 
 
-@dataclass
 class Counts:
     """Verdicts by part and by mutant, and what is wrong or not as the plain model, of the tests that ran."""
 
-    parts: dict[str, Counter[str]] = field(default_factory=dict)
-    wraps: Counter[str] = field(default_factory=Counter)
-    mutants: dict[str, Counter[str]] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    bad: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.parts: dict[str, Counter[str]] = {}
+        self.wraps: Counter[str] = Counter()
+        self.mutants: dict[str, Counter[str]] = {}
+        self.lines: list[str] = []
+        self.bad: list[str] = []
 
     def add(self, part: str, findings: list[Finding]) -> None:
         self.parts.setdefault(part, Counter()).update(verdict for _, verdict, _ in findings)
