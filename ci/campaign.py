@@ -131,7 +131,7 @@ def judged(text: str, tests: int, code: int) -> tuple[int, str]:
 
 
 def _processor_s() -> float:
-    """Return the seconds of processors that children took until now, of those that have ended."""
+    """Return the seconds of processors that children have taken, of those that have ended."""
     found = resource.getrusage(resource.RUSAGE_CHILDREN)
     return found.ru_utime + found.ru_stime
 

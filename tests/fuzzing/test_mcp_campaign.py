@@ -28,7 +28,7 @@ from fsdpbench.cli.agents.tools import TOOLS, Tool
 SECRET = "a-word-of-the-outside"
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_S = 240.0
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "50"))
 """Of each part; each run draws others."""
 
 
@@ -122,7 +122,7 @@ def calls(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(20))
 def test_drawn_arguments(agent: Agent, part: int, capsys: pytest.CaptureFixture[str]) -> None:
     outside = agent.folder.parent / "outside"
     before, kinds = digest(outside), Counter[str]()
