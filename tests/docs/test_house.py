@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import re
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -125,11 +126,10 @@ def test_no_tracked_file_is_large() -> None:
 
 
 def imported(text: str) -> set[str]:
-    """The first names of the modules that a source imports by their full names."""
-    nodes = list(ast.walk(ast.parse(text)))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
-    return {name.partition(".")[0] for name in names}
+    """The first names of the modules that a source imports by their full names, in its strings too."""
+    lines = re.findall(r"^\s*(?:from (\w+)|import (\w.*))", text, re.MULTILINE)
+    several = [each for _, names in lines for each in re.split(r",\s*", names)]
+    return {name for name, _ in lines} | {re.split(r"\W", each)[0] for each in several}
 
 
 def ambiguous(sources: dict[Path, str]) -> dict[str, set[Path]]:
