@@ -3,8 +3,8 @@
     python ci/campaign.py ci/measured/campaign.csv [--minutes 60] [--limit 600] [FILE...]
 
 The plain suite does not run these tests, so what breaks them is seen only here. A row of the table is a file
-of tests: when and at which commit it was run, its result, the seconds that it took, and those of processors.
-It is written after each file; interrupted, the next call continues. Exit code 1: a test failed.
+of tests: when and at which commit it was run, its result, and the seconds that it took. It is written
+after each file; interrupted, the next call continues. Exit code 1: a test failed.
 
 Past its limit no test of a file is begun, and one that takes half of the limit more is killed; the row counts
 those that passed until then. The next time the tests run in an order drawn from the date: others are seen.
@@ -17,7 +17,6 @@ import csv
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -49,7 +48,6 @@ class Row:
     tests: int
     passed: int
     seconds: int
-    processor_s: int | None
     result: str
 
 
@@ -67,20 +65,11 @@ def read(table: Path) -> dict[str, Row]:
     if not table.exists():
         return {}
     with table.open(newline="", encoding="utf-8") as lines:
-        found = list(csv.DictReader(lines))
-    return {
-        row["file"]: Row(
-            file=row["file"],
-            date=row["date"],
-            commit=row["commit"],
-            tests=int(row["tests"]),
-            passed=int(row["passed"]),
-            seconds=int(row["seconds"]),
-            processor_s=int(row["processor_s"]) if row.get("processor_s") else None,
-            result=row["result"],
-        )
-        for row in found
-    }
+        found = [
+            Row(file, date, commit, int(tests), int(passed), int(seconds), result)
+            for file, date, commit, tests, passed, seconds, result in list(csv.reader(lines))[1:]
+        ]
+    return {row.file: row for row in found}
 
 
 def write(table: Path, rows: dict[str, Row]) -> None:
@@ -96,7 +85,7 @@ def run(file: str, words: list[str], tests: int, limit_s: float, commit: str) ->
 
     `words` name them to pytest: the file, or its tests in an order.
     """
-    began, used = time.monotonic(), _processor_s()
+    began = time.monotonic()
     with subprocess.Popen(
         [*PYTEST, "-v", f"--session-timeout={limit_s}", *words],
         cwd=ROOT,
@@ -113,9 +102,9 @@ def run(file: str, words: list[str], tests: int, limit_s: float, commit: str) ->
     passed, result = judged(text, tests, process.returncode)
     if result != "passed":
         print(text[-6000:], flush=True)
-    seconds, processor_s = round(time.monotonic() - began), round(_processor_s() - used)
+    seconds = round(time.monotonic() - began)
     today = datetime.now(UTC).date().isoformat()
-    return Row(file, today, commit, tests, passed, seconds, processor_s, result)
+    return Row(file, today, commit, tests, passed, seconds, result)
 
 
 def judged(text: str, tests: int, code: int) -> tuple[int, str]:
@@ -128,12 +117,6 @@ def judged(text: str, tests: int, code: int) -> tuple[int, str]:
     if past:
         return passed, "passed" if passed == tests else PAST
     return passed, f"failed: exit code {code}" if code else "passed"
-
-
-def _processor_s() -> float:
-    """Return the seconds of processors that children have taken, of those that have ended."""
-    found = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return found.ru_utime + found.ru_stime
 
 
 def main() -> int:
