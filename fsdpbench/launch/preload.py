@@ -4,8 +4,7 @@ Nothing here may start threads or touch a device; the children do that.
 
 The server ignores interruptions and ends with its parent. It is started with them blocked, because one that
 arrives during imports would print a traceback. At exit nothing is torn down: that would take a third of a
-second, during which the reader of the command's output waits, because the server holds that stream open
-too.
+second, during which the reader of the command's output waits, because the server holds that stream open.
 """
 
 import atexit
@@ -14,7 +13,7 @@ import importlib
 import os
 import signal
 
-from fsdpbench.base.interruption import die_with_named_parent
+from fsdpbench.base.interruption import PARENT, die_with_named_parent
 
 _NEEDED = (
     "torch", "torch.distributed.checkpoint.default_planner", "torch.distributed.device_mesh",
@@ -44,10 +43,11 @@ def _import_all() -> None:
     read_ahead()
 
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-die_with_named_parent()
-atexit.register(os._exit, 0)
+if PARENT in os.environ:  # the server; a Slurm job imports this too, and ends with its own exit code
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    die_with_named_parent()
+    atexit.register(os._exit, 0)
 # Imported modules stay alive, so collecting garbage among them is useless and takes longer than many imports.
 # Frozen, they are not scanned by children either.
 gc.disable()

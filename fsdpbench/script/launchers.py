@@ -26,7 +26,7 @@ _STARTERS = ("accelerate.commands.launch", "deepspeed.launcher.", "composer.cli.
 """Modules, also run as `__main__`, that start workers with `subprocess.Popen`."""
 _PROGRAMS = ("python", "torchrun")
 _MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli"}
-_LAUNCHED = r"(\S*/)?(torchrun|accelerate launch|python\S* (-\S+ )*-m (torch|accelerate)\S+\.(run|launch)) "
+_LAUNCH = r"(?>\S*/)?(torchrun|accelerate launch|python\S*+ (-\S+ )*-m (torch|accelerate)\S+\.(run|launch)) "
 """Command lines that start the workers of a job, whatever program runs them."""
 _COUNTS = (
     "nproc", "nnodes", "num_processes", "num_machines", "num_gpus", "num_nodes", "config_file", "devices",
@@ -103,7 +103,7 @@ def _is_worker(words: Any) -> bool:
     """Return whether a launcher starts a Python program, or another launcher, with this command line."""
     if isinstance(words, (str, bytes)) or not words:
         return False
-    if not dist.is_initialized() and re.match(_LAUNCHED, " ".join([*map(os.fsdecode, words), ""])):
+    if not dist.is_initialized() and re.match(_LAUNCH, " ".join([*map(os.fsdecode, words), ""])):
         return True
     frame: FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_code.co_filename == subprocess.__file__:

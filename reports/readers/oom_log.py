@@ -37,7 +37,7 @@ _LINES_AROUND, _MOST_LINES = (400, 40), 10_000
 _READ_WHOLE = _LARGEST_JSON_LINE = 1 << 20
 _FRAME = re.compile(
     r'File "(?P<file>[^"\n]{1,4096})", line (?P<line>[0-9]{1,9}), in (?P<name>[^\s(]{1,200})'
-    r"|(?:File|│|^) ?(?P<file2>[^\s\":,│]{1,4096}\.py):(?P<line2>[0-9]{1,9}),? in (?P<name2>[^\s(]{1,200})",
+    r"|(?:\bFile|│|^) ?(?P<file2>[^\s\":,│]{1,4096}\.py):(?P<line2>[0-9]{1,9}),? in (?P<name2>[^\s(]{1,200})",
     re.MULTILINE,
 )
 """Frames in the formats of Python, IPython and rich."""

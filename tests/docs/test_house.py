@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import re
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -122,6 +123,41 @@ def test_no_tracked_file_is_large() -> None:
     sizes = {str(path.relative_to(ROOT)): path.stat().st_size for path in paths if path.is_file()}
     assert sizes
     assert {name: size for name, size in sizes.items() if size > MOST_BYTES} == {}
+
+
+def imported(text: str) -> set[str]:
+    """The first names of the modules that a source imports by their full names, in its strings too."""
+    lines = re.findall(r"^\s*(?:from (\w+)|import (\w.*))", text, re.MULTILINE)
+    several = [each for _, names in lines for each in re.split(r",\s*", names)]
+    return {name for name, _ in lines} | {re.split(r"\W", each)[0] for each in several}
+
+
+def ambiguous(sources: dict[Path, str]) -> dict[str, set[Path]]:
+    """Modules by bare name that another module of this name can be taken for.
+
+    A folder is on the path if some module of it, of a name that no other has, is imported by its bare name.
+    Names of conftest files are for type checkers only.
+    """
+    places: dict[str, set[Path]] = {}
+    for path in sources:
+        places.setdefault(path.stem, set()).add(path)
+    bare = set().union(*map(imported, sources.values())) & places.keys() - {"conftest"}
+    on_path = {path.parent for name in bare if len(places[name]) == 1 for path in places[name]}
+    found = {name: {path for path in places[name] if path.parent in on_path} for name in bare}
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_helpers_of_tests_are_imported_by_names_of_their_own() -> None:
+    """One process may collect all folders: of two modules of a name, all would get the first imported."""
+    paths = [path for folder in ("tests", "ci") for path in (ROOT / folder).rglob("*.py")]
+    assert ambiguous({path: path.read_text() for path in paths}) == {}
+
+
+def test_two_helpers_of_a_name_are_found() -> None:
+    texts = {"a/help.py": "", "b/help.py": "", "a/one.py": "", "b/two.py": "import help, one, two"}
+    sources = {Path(name): text for name, text in texts.items()}
+    assert ambiguous(sources) == {"help": {Path("a/help.py"), Path("b/help.py")}}
+    assert ambiguous({path: text for path, text in sources.items() if path != Path("a/help.py")}) == {}
 
 
 def test_no_row_of_a_table_has_more_cells_than_columns() -> None:

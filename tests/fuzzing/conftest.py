@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from forked_commands import CommandServer
+from workshop import furnish
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +19,11 @@ def commands() -> Iterator[CommandServer]:
     """Runs command lines, a tenth of a second each."""
     with CommandServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def furnished(commands: CommandServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one valid file of each kind that a command reads, for a case to copy."""
+    folder = tmp_path_factory.mktemp("furnished")
+    furnish(folder, commands)
+    return folder

@@ -13,7 +13,6 @@ def outcome(code: int | None = 0, err: str = "", out: str = "", hung: bool = Fal
     return Outcome(("list",), code, out, err, 0.1, hung)
 
 
-@pytest.mark.campaign
 def test_commands_run_one_after_the_other(commands: CommandServer, tmp_path: Path) -> None:
     listed = commands.run_case(["list", "settings"], tmp_path)
     assert (listed.code, listed.hung) == (0, False)

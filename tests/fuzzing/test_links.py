@@ -8,7 +8,6 @@ that it runs again.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import time
@@ -19,23 +18,10 @@ from pathlib import Path
 
 import pytest
 from forked_commands import CommandServer, Outcome, violations
+from workshop import SCRIPT, digest
 
 SHAPE = "--model gpt --shape layers=1,d_model=32,heads=1,vocab=64,max_seq=16 --gpus 2 --device sim"
 SWEEP = f"sweep {SHAPE} --system impl-fsdp2 --wrap block --batch 1 --max-points 1 -o run"
-SCRIPT = """\
-import torch, torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-dist.init_process_group("nccl")
-torch.cuda.set_device(0)
-model = torch.nn.Linear(64, 64, device="cuda")
-fully_shard(model)
-optimizer = torch.optim.SGD(model.parameters())
-for step in range(8):
-    model(torch.ones(2, 64, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    torch.save(torch.ones(2), "checkpoint.pt")
-"""
 COMMANDS = {
     "sweep": (SWEEP,),
     "repeated": (f"{SWEEP} --repeat 2",),
@@ -70,20 +56,6 @@ class Done:
     folder: Path
     written: tuple[str, ...]
     seconds: float
-
-
-def digest(folder: Path) -> dict[str, str]:
-    """Every name below a folder, and what is there."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_symlink():
-            found[name] = f"-> {os.readlink(path)}"
-        elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        else:
-            found[name] = "folder"
-    return found
 
 
 def inodes(folder: Path) -> dict[str, int]:

@@ -25,6 +25,7 @@ from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sweep.hf_model import parse_shape
 
 SIZES = (250, 1000, 4000, 16_000, 64_000)
+PARTS = 20
 _MEASURABLE_S = 0.02
 _STEEP = 9.0
 _TOO_LONG_S = 0.3
@@ -33,6 +34,7 @@ _TOO_LONG_S = 0.3
 OWN = {
     "fsdpbench/sim/torch_device/strict/devices.py": "torch's own list of operators",
     "fsdpbench/base/writing.py _ASIDE": "the name of a file: 255 characters",
+    "fsdpbench/script/real_ranks/host_cuda.py LIGHTNING": "names of modules, matched whole by around_imports",
 }
 """Beginnings of the places of expressions for text that is not from outside."""
 
@@ -68,14 +70,19 @@ def steep(each: Pattern) -> Iterator[str]:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(1800)
-def test_no_expression_of_the_source_is_steep(capsys: pytest.CaptureFixture[str]) -> None:
+def test_places_of_our_own_text_are_there() -> None:
     places = {each.place for each in patterns()}
     assert all(any(place.startswith(own) for place in places) for own in OWN)
-    asked = [each for each in patterns() if not each.place.startswith(tuple(OWN))]
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_expression_of_the_source_is_steep(part: int, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [each for each in patterns() if not each.place.startswith(tuple(OWN))][part::PARTS]
     failures = [found for each in asked for found in steep(each)]
     with capsys.disabled():
-        print(f"\n{len(patterns())} expressions tried, {len(failures)} steep texts")
+        print(f"\n{len(asked)} expressions tried, {len(failures)} steep texts")
     assert not failures, "\n".join(failures)
 
 

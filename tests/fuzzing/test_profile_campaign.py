@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign import Campaign
 from forked_commands import CommandServer
+from fuzz_count import FuzzCount
 from workshop import PROFILES
 
 from fsdpbench.base.files.documents import to_toml
@@ -140,18 +140,18 @@ def test_no_value_of_any_key_breaks_the_reader(name: str) -> None:
 def test_hostile_profiles_are_refused_simulated_sanely_or_doubted(
     commands: CommandServer, tmp_path: Path
 ) -> None:
-    campaign = Campaign()
+    count = FuzzCount()
     draw = random.Random(33)
     for number, (name, table, what) in enumerate(hostile_profiles(draw)):
         (tmp_path / "mine.toml").write_text(to_toml(table))
         flag = "--hardware" if name in profile_names() else "--software"
         outcome = commands.run_case([*RUN, flag, "mine.toml", "-o", f"run{number}"], tmp_path, timeout=100)
-        campaign.judge(f"{name}: {what}", outcome)
+        count.judge(f"{name}: {what}", outcome)
         if outcome.code == 0 and flag == "--hardware":
             found = insane(json.loads(outcome.out), tmp_path / "mine.toml")
-            campaign.failures += [f"{name}: {what}: {text}" for text in found]
-        print(f"{number}: {name}: {what}: exit {outcome.code}, {len(campaign.failures)} failures", flush=True)
-    campaign.check()
+            count.failures += [f"{name}: {what}: {text}" for text in found]
+        print(f"{number}: {name}: {what}: exit {outcome.code}, {len(count.failures)} failures", flush=True)
+    count.check()
 
 
 def hostile_profiles(draw: random.Random) -> Iterator[tuple[str, dict[str, Any], str]]:

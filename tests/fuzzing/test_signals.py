@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-PARTS = 6
-CASES_A_PART = 20
+PARTS = 12
+CASES_A_PART = 10
 GONE_S = 2.0
 PROGRAM = "import os; os.write({mark}, b'+'); from fsdpbench.cli import main; main()"
 SIM = "--model gpt-125m --shape layers=2 --gpus 8 --device sim --wrap block --backward-prefetch pre"

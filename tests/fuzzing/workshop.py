@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -38,6 +40,34 @@ peak_reserved_bytes = 0.01
 level = 0.01
 minimum_effect = { step_time_s = 0.03 }
 """
+SCRIPT = """\
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+model = torch.nn.Linear(64, 64, device="cuda")
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(8):
+    model(torch.ones(2, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.save(torch.ones(2), "checkpoint.pt")
+"""
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Every name below a folder, and what is there."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            found[name] = "folder"
+    return found
 
 
 def furnish(folder: Path, commands: CommandServer) -> None:

@@ -195,11 +195,10 @@ def _rebased(below: JsonObject, above: JsonObject) -> None:
     operators and kernels belong to one chip: if the file changes the peaks, they are dropped unless they
     price training runs, and the older of two generations of kernels is used.
     """
-    peaks = above.get("compute", {}).get("peak_tflops")
-    other_chip = peaks is not None
-    same = not other_chip or (
-        isinstance(peaks, dict) and peaks.get("bf16") == below["compute"]["peak_tflops"]["bf16"]
-    )
+    compute = above.get("compute")  # of any type yet, as what is in it
+    peaks = compute.get("peak_tflops") if isinstance(compute, dict) else None
+    other_chip, bf16 = peaks is not None, peaks.get("bf16") if isinstance(peaks, dict) else None
+    same = not other_chip or bf16 == below["compute"]["peak_tflops"]["bf16"]
     kernels = below.pop("attention_kernels", {})
     if other_chip and (older := below.pop("older", None)) is not None:
         kernels, own = {"flash2": older["attention"], **kernels}, below["attention"]

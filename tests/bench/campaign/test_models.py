@@ -21,8 +21,10 @@ EIGHT = (
 )  # fmt: skip
 BOTH = (
     "--system", "torch-fsdp2,impl-fsdp2", "--wrap", "block", "--backward-prefetch", "pre",
-    "--param-dtype", "bf16", "--reduce-dtype", "fp32",
+    "--param-dtype", "bf16", "--reduce-dtype", "fp32", "--strategy", "FULL_SHARD", "--compile", "false",
+    "--forward-prefetch", "0",
 )  # fmt: skip
+"""Two systems, and no setting that the default preset varies."""
 FULL = ("--device", "sim", "--hardware", "h100-80gb", "--activation-checkpointing", "full")
 LENGTHS = "lognormal:900,0.6"
 GPT = ("--model", "gpt-2.8b", "--gpus", "8", "--device", "sim", "--batch", "4", "--seq", "2048")

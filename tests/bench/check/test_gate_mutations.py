@@ -26,6 +26,7 @@ from .gate_mutations import UNKNOWN, WORSE, Case, every_case, is_possible
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 CONTRACT = range(5)
 SAMPLE = 40
+SYSTEMATIC_PARTS = 10
 PLACED = st.recursive(
     st.none()
     | st.booleans()
@@ -134,34 +135,64 @@ def test_the_planted_slowness_is_beyond_the_noise_of_the_runs(measured: Files) -
         assert SLOWER * min(samples) > max(samples)
 
 
+@pytest.fixture(scope="module")
+def fresh(
+    request: pytest.FixtureRequest, fsdpbench: CommandLine, tmp_path_factory: pytest.TempPathFactory
+) -> Files:
+    """A sweep that is run here: one simulated run of each configuration, or twelve measured ones."""
+    words = {"one simulated run": SIMULATED, "twelve measured runs": MEASURED}[request.param]
+    return swept(tmp_path_factory.mktemp("fresh"), fsdpbench, *words)
+
+
+KINDS = {"one simulated run": 400, "twelve measured runs": 150}
+"""How many mutations of a sweep are drawn at random, by its kind."""
+CONTRADICTIONS: dict[str, Callable[[Files, str], Iterable[Case]]] = {
+    "files of other configurations": cross_file,
+    "figures scaled together": coordinated,
+    "figures of the baseline scaled": in_the_baseline,
+    "pairs of figures, drawn at random": lambda files, kind: pairs(files, KINDS[kind]),
+}
+of_each_kind = pytest.mark.parametrize(
+    ("fresh", "kind"), [(kind, kind) for kind in KINDS], indirect=["fresh"]
+)
+
+
+def check(what: str, tried: int, told: list[str], least: int = 1) -> None:
+    """Print a line of `ci/measured/gate_mutations.txt`, and fail if the gate did."""
+    print(f"\n{what}: {tried} tried, {len(told)} failed", *told, sep="\n  ")
+    assert not told
+    assert tried >= least
+
+
 @pytest.mark.campaign
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize(
-    ("kind", "words", "drawn"),
-    [("one simulated run", SIMULATED, 400), ("twelve measured runs", MEASURED, 150)],
-)
-def test_every_mutation(
-    kind: str, words: list[str], drawn: int, fsdpbench: CommandLine, tmp_path: Path
-) -> None:
-    """Of a sweep that is run here. Prints what `ci/measured/gate_mutations.txt` keeps."""
-    files = swept(tmp_path, fsdpbench, *words)
-    cases = list(every_case(files, kind))
-    found = {"systematic": (len(cases), failures(fsdpbench, cases, files, tmp_path / "cases"))}
+@pytest.mark.parametrize("part", range(SYSTEMATIC_PARTS))
+@of_each_kind
+def test_every_mutation(kind: str, part: int, fresh: Files, fsdpbench: CommandLine, tmp_path: Path) -> None:
+    """Newer sides and older ones; every tenth mutation in a part."""
+    cases = list(every_case(fresh, kind))[part::SYSTEMATIC_PARTS]
+    check(f"{kind}, systematic", len(cases), failures(fsdpbench, cases, fresh, tmp_path / "cases"), least=17)
     in_older = [case for case in cases if case.expected == {UNKNOWN} and case.label.endswith("newer")]
-    wrong_there = failures(fsdpbench, in_older, files, tmp_path / "older", as_older=True)
-    found["on the older side of compare"] = (len(in_older), wrong_there)
-    for what, some in (
-        ("files of other configurations", list(cross_file(files, kind))),
-        ("figures scaled together", list(coordinated(files, kind))),
-        ("figures of the baseline scaled", list(in_the_baseline(files, kind))),
-        ("pairs of figures, drawn at random", pairs(files, drawn)),
-    ):
-        found[what] = (len(some), failures(fsdpbench, some, files, tmp_path / "contradictory"))
-    found["any JSON value, by hypothesis"] = placed_by_hypothesis(fsdpbench, files, tmp_path / "drawn", drawn)
-    for what, (tried, told) in found.items():
-        print(f"\n{kind}, {what}: {tried} tried, {len(told)} failed", *told, sep="\n  ")
-    assert not any(told for _, told in found.values())
-    assert sum(tried for tried, _ in found.values()) >= 170
+    wrong_there = failures(fsdpbench, in_older, fresh, tmp_path / "older", as_older=True)
+    check(f"{kind}, on the older side of compare", len(in_older), wrong_there)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("what", CONTRADICTIONS)
+@of_each_kind
+def test_every_contradiction(
+    kind: str, what: str, fresh: Files, fsdpbench: CommandLine, tmp_path: Path
+) -> None:
+    cases = list(CONTRADICTIONS[what](fresh, kind))
+    check(f"{kind}, {what}", len(cases), failures(fsdpbench, cases, fresh, tmp_path / "contradictory"))
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3000)
+@of_each_kind
+def test_any_json_value(kind: str, fresh: Files, fsdpbench: CommandLine, tmp_path: Path) -> None:
+    check(f"{kind}, any JSON value", *placed_by_hypothesis(fsdpbench, fresh, tmp_path / "drawn", KINDS[kind]))
 
 
 def pairs(files: Files, number: int) -> list[Case]:

@@ -57,3 +57,15 @@ def test_points_import_no_more_than_the_server_has(system: str) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_who_imports_what_the_server_has_keeps_its_own_end() -> None:
+    """A job of Slurm does, and its exit code says whether it failed."""
+    program = """
+import signal, sys
+import fsdpbench.launch.preload
+sys.exit(3 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 4)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120)
+
+    assert done.returncode == 3, done.stderr

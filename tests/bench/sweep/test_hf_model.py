@@ -151,7 +151,14 @@ def test_paths_that_are_no_model(
 
 def losses(fsdpbench: Any, folder: Path, *words: str) -> dict[str, list[float]]:
     """Of each configuration, the losses of the first steps, of a sweep on two real ranks."""
-    done = fsdpbench("sweep", *words, "--device", "cpu", "--gpus", "2", "-o", str(folder), "--json")
+    words += ("--device", "cpu", "--gpus", "2")
+    fixed = (
+        "--activation-checkpointing",
+        "none",
+        "--strategy",
+        "FULL_SHARD",
+    )  # the default preset varies them
+    done = fsdpbench("sweep", *words, *fixed, "-o", str(folder), "--json")
     results = json.loads(done.stdout)["results"]
     assert {result["status"] for result in results} == {"ok"}, [r["cause"] for r in results]
     return {result["name"]: result["loss"][:8] for result in results}

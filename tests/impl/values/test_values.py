@@ -1,9 +1,8 @@
 """Wrapped models against the plain one, by value: outputs and callers of every kind, drawn orders, mutants.
 
 Each program is equal to the plain model or raises; nothing is wrong without a word. The plain suite takes a
-slice, ``pytest -n 0 -s -m campaign tests/impl/values`` all of it, into ``ci/measured/mutants_values.txt``.
-``VALUES_PARTS=orders VALUES_WRAPS=5:13 VALUES_FILE=orders.txt`` runs a part, on some ways of wrapping, into a
-file of its own.
+slice, ``VALUES_FILE=ci/measured/mutants_values.txt pytest -n 0 -m campaign tests/impl/values`` all of it,
+``-k "orders and flat"`` a part, on some ways of wrapping.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ from __future__ import annotations
 import os
 import platform
 import random
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,7 +29,6 @@ from values.sequences import Net, drawn, program_of
 from values.shapes import CALLERS, OUTPUTS, Model, training
 from values.wraps import FLAT_WRAPS, QUICK_WRAPS, WRAPS, sharded
 
-MEASURED = Path(__file__).parents[3] / "ci" / "measured" / "mutants_values.txt"
 Finding = tuple[str, str, str]
 """What ran, its verdict, and the words of that."""
 ITERATIONS = ("forward", "backward", "step", "no_grad", "step", "zero", "forward", "backward", "step")
@@ -233,42 +229,65 @@ def in_pieces(pool: RankPool, part: str, number: int, wrap: str) -> Iterator[Fin
             yield f"{wrap}: {part} {piece[0]} to {piece[-1]}", verdicts.WRONG, f"ranks ended: {error}"
 
 
-@pytest.mark.campaign
-@pytest.mark.timeout(7200)
-def test_all_of_it(two_ranks: RankPool) -> None:
-    start, lines, bad = time.monotonic(), [], []
-    parts = os.environ.get("VALUES_PARTS", "mutants,shapes,orders").split(",")
-    some = slice(*map(int, os.environ.get("VALUES_WRAPS", f"0:{len(WRAPS)}").split(":")))
-    counts: dict[str, Counter[str]] = {part: Counter() for part in parts}
-    wraps: dict[str, int] = dict.fromkeys(counts, 0)
-    by_mutant: dict[str, Counter[str]] = {}
-    measured = Path(os.environ.get("VALUES_FILE", MEASURED))
-    for part, (number, wrap) in product(parts, list(enumerate(WRAPS))[some]):
-        findings = list(in_pieces(two_ranks, part, number, wrap))
-        counts[part].update(verdict for _, verdict, _ in findings)
-        wraps[part] += 1
-        bad += silent(findings)
+class Counts:
+    """Verdicts by part and by mutant, and what is wrong or not as the plain model, of the tests that ran."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Counter[str]] = {}
+        self.wraps: Counter[str] = Counter()
+        self.mutants: dict[str, Counter[str]] = {}
+        self.lines: list[str] = []
+        self.bad: list[str] = []
+
+    def add(self, part: str, findings: list[Finding]) -> None:
+        self.parts.setdefault(part, Counter()).update(verdict for _, verdict, _ in findings)
+        self.wraps[part] += 1
+        self.bad += silent(findings)
         for what, verdict, words in findings:
             if part == "mutants":
-                by_mutant.setdefault(what.split(": ")[1], Counter())[verdict] += 1
+                self.mutants.setdefault(what.split(": ")[1], Counter())[verdict] += 1
             elif verdict in (verdicts.WRONG, verdicts.UNNAMED, verdicts.PASSES, verdicts.UNSEEN):
-                lines.append(f"{what}: {verdict}: {words}")
-        head = [
+                self.lines.append(f"{what}: {verdict}: {words}")
+
+    def __str__(self) -> str:
+        counted = {
+            f"{part}, {self.wraps[part]} of {len(WRAPS)} ways of wrapping": ", ".join(
+                f"{number} {verdict}" for verdict, number in found.most_common()
+            )
+            for part, found in self.parts.items()
+        }
+        mutants = {
+            name: ", ".join(f"{number} {verdict}" for verdict, number in found.items())
+            for name, found in self.mutants.items()
+        }
+        return "\n".join([
             "pytest -n 0 -s -m campaign tests/impl/values",
-            f"2 gloo ranks, Python {platform.python_version()}, torch {torch.__version__}; "
-            f"{time.monotonic() - start:.0f} s",
-            *(
-                f"{part}, {wraps[part]} of {len(WRAPS)} ways of wrapping: "
-                + ", ".join(f"{n} {v}" for v, n in found.most_common())
-                for part, found in counts.items()
-            ),
-            f"wrong, or an error without a unit where FSDP's code ran: {len(bad)}",
+            f"2 gloo ranks, Python {platform.python_version()}, torch {torch.__version__}",
+            *(f"{what}: {found}" for what, found in counted.items()),
+            f"wrong, or an error without a unit where FSDP's code ran: {len(self.bad)}",
             "Each mutant, and each program that is wrong, or raises without a unit's name or alone:",
             "",
-            *(
-                f"{name}: {', '.join(f'{n} {v}' for v, n in found.items())}"
-                for name, found in by_mutant.items()
-            ),
-        ]
-        measured.write_text("\n".join([*head, *lines, ""]), encoding="utf-8")
-    assert not bad, "\n".join(bad)
+            *(f"{name}: {found}" for name, found in mutants.items()),
+            *self.lines,
+            "",
+        ])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def counts() -> Iterator[Counts]:
+    """Counts of all parts that were run, printed in the end, and written to the file ``VALUES_FILE``."""
+    found = Counts()
+    yield found
+    print(found)
+    if name := os.environ.get("VALUES_FILE"):
+        Path(name).write_text(str(found), encoding="utf-8")
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("part", ["mutants", "shapes", "orders"])
+def test_all_of_it(two_ranks: RankPool, counts: Counts, part: str, wrap: str) -> None:
+    findings = list(in_pieces(two_ranks, part, list(WRAPS).index(wrap), wrap))
+    counts.add(part, findings)
+    assert not silent(findings), "\n".join(silent(findings))

@@ -206,7 +206,8 @@ def test_a_second_shape_makes_one_graph_for_all_shapes() -> None:
     assert len(REPORT.plans) == 2
     assert list(REPORT.to_dict()["recompilations"].values()) == [1]
     profile = simulation.profile
-    bandwidth = profile.bandwidth.efficiency["pointwise"] * profile.memory_bandwidth
+    share = profile.bandwidth.efficiency["pointwise"] * profile.bandwidth.fused_gain
+    bandwidth = share * profile.memory_bandwidth
     expected = (65536 - 8192) * 1024 * 4 * 2 / bandwidth * 1e9
     assert took[65536] - took[8192] == pytest.approx(expected, rel=0.02)
 

@@ -53,12 +53,12 @@ def different(folders: list[Path]) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_configurations(seed: int, tmp_path: Path) -> None:
     folders = [tmp_path / f"{number}" for number in range(3)]
     for number, folder in enumerate(folders):
         program = str(HERE / "drawn_configurations.py")
-        in_process(10 * seed + number, tmp_path / "home", program, str(folder), f"{seed}", "30")
+        in_process(10 * seed + number, tmp_path / "home", program, str(folder), f"{seed}", "15")
     assert different(folders) == []
 
 

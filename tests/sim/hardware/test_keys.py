@@ -129,6 +129,8 @@ def key_value(place: tuple[str, ...]) -> Any:
         ("[memory]\ncapacity_gib = true\n", "memory.capacity_gib = True: must be a number"),
         ("[memory]\ncapacity_gib = nan\n", "memory.capacity_gib = nan: must be a finite number"),
         ("memory = 5\n", "memory = 5: must be a table"),
+        ("compute = 5\n", "compute = 5: must be a table"),
+        ("[compute]\npeak_tflops = [1]\n", "compute.peak_tflops"),
     ],
 )  # fmt: skip
 def test_figures_that_cannot_be_are_refused(text: str, told: str) -> None:

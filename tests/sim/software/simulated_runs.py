@@ -20,14 +20,19 @@ STEPS = Measurement(1, 2, 0, timeout_s=60.0)
 
 
 def run(
-    system: str, software: str | None = None, gpus: int = 8, model: str = "gpt-tiny", **settings: Any
+    system: str,
+    software: str | None = None,
+    gpus: int = 8,
+    model: str = "gpt-tiny",
+    hardware: str | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """The record of rank 0."""
     target = make_target(
         model=model,
         shape={},
         device="sim",
-        hardware=None,
+        hardware=hardware,
         gpus=gpus,
         gpus_per_node=None,
         data=None,

@@ -52,7 +52,7 @@ RUNS = {
     "fp8": "--model llama3-8b --gpus 64 --hardware h100-80gb --batch 1 --linear-dtype fp8",
     "compiled": "--model llama3-8b --gpus 64 --hardware h100-80gb --batch 1 --compile true",
     "nvfp4": "--model llama3-8b --gpus 64 --hardware b200 --batch 1 --linear-dtype nvfp4",
-    "mixture": "--model qwen3-30b-a3b --gpus 64 --hardware h100-80gb --activation-checkpointing full",
+    "mixture": "--model qwen3-30b-a3b --gpus 64 --hardware h100-80gb --batch 1 --optimizer sgd",
     "float32": "--model t5-large --gpus 8 --hardware a100-80gb --batch 8 --param-dtype fp32",
     "convolutions": "--model regnet-9b --gpus 16 --hardware a100-40gb --batch 8",
     "offloaded": "--model deepvit-8b --gpus 16 --hardware h100-80gb --batch 8 --cpu-offload true",

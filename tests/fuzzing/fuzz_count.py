@@ -1,4 +1,4 @@
-"""Counts what a campaign tried and what failed, and says how to see each failure again."""
+"""Counts the cases that a fuzzing test tried and that failed, and says how to see each failure again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forked_commands import Outcome, violations
 
 
 @dataclass
-class Campaign:
+class FuzzCount:
     """`allowed`: exit codes that are right here beside those of the contract."""
 
     allowed: frozenset[int] = frozenset()
@@ -24,7 +24,7 @@ class Campaign:
         found = violations(outcome, self.allowed)
         if found:
             self.failures.append(f"{what}: {', '.join(found)}\n{outcome}")
-        if self.tried % 20 == 0:  # what was seen, should the campaign be cut off
+        if self.tried % 20 == 0:  # what was seen, should the test be cut off
             print(self, flush=True)
 
     @property
