@@ -7,18 +7,9 @@ from pathlib import Path
 from statistics import fmean
 
 from fsdpbench.reports.figures import FIGURES
-from fsdpbench.reports.pages import display
+from fsdpbench.reports.pages import display, ranking
 from fsdpbench.reports.pages.display import setting
 from fsdpbench.reports.pages.html import simulated_words
-from fsdpbench.reports.pages.ranking import (
-    Metric,
-    Ranked,
-    column_of,
-    label,
-    metric_of,
-    rank,
-    varying_settings,
-)
 from fsdpbench.reports.pages.recommendation import plus_minus
 from fsdpbench.reports.pages.shell import ASSETS, write_page
 from fsdpbench.reports.pages.view import RunView, Status, load_run
@@ -36,11 +27,13 @@ def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
     """
     views = [load_run(folder) for folder in folders]
     names = _names(views)
-    runs = [rank(view) for view in views]
-    metrics = {metric_of(view) for view in views if view.with_status(Status.OK)} or {metric_of(views[0])}
+    runs = [ranking.rank(view) for view in views]
+    metrics = {ranking.metric_of(view) for view in views if view.with_status(Status.OK)} or {
+        ranking.metric_of(views[0])
+    }
     metric = metrics.pop() if len(metrics) == 1 else None
     shared = shared_configurations(runs) if metric else []
-    varying = varying_settings([entry.row for ranked in runs for entry in ranked])
+    varying = ranking.varying_settings([entry.row for ranked in runs for entry in ranked])
     return write_page(
         target,
         f"{ASSETS}/runs.html.jinja",
@@ -63,7 +56,10 @@ def _names(views: Sequence[RunView]) -> list[str]:
 
 
 def _sentences(
-    names: Sequence[str], runs: Sequence[Sequence[Ranked]], metric: Metric | None, shared: "Sequence[Shared]"
+    names: Sequence[str],
+    runs: Sequence[Sequence[ranking.Ranked]],
+    metric: ranking.Metric | None,
+    shared: "Sequence[Shared]",
 ) -> list[str]:
     if metric is None:
         return ["The runs count different things (tokens, samples): their throughputs are not compared."]
@@ -88,9 +84,12 @@ def _sentences(
 
 
 def _runs_table(
-    names: Sequence[str], views: Sequence[RunView], runs: Sequence[Sequence[Ranked]], varying: Sequence[str]
+    names: Sequence[str],
+    views: Sequence[RunView],
+    runs: Sequence[Sequence[ranking.Ranked]],
+    varying: Sequence[str],
 ) -> Table:
-    shown = [column_of(figure, "GPU") for figure in FIGURES if figure.weight]
+    shown = [ranking.column_of(figure, "GPU") for figure in FIGURES if figure.weight]
     rows = []
     for number, (name, view, ranked) in enumerate(zip(names, views, runs, strict=True), start=1):
         best = ranked[0] if ranked and ranked[0].throughput else None
@@ -100,7 +99,7 @@ def _runs_table(
         if best is not None:
             interval = best.row.result.interval
             cells = [
-                label(best.row, varying),
+                ranking.label(best.row, varying),
                 display.number(best.throughput, 4),
                 plus_minus(interval, best.row.result.step_time_s) if interval else display.NOTHING,
                 *(figure.text(figure.value(best.row)) for figure in shown),
@@ -110,7 +109,9 @@ def _runs_table(
     return Table(columns, tuple(rows))
 
 
-def _chart(runs: Sequence[Sequence[Ranked]], varying: Sequence[str], metric: Metric | None) -> Chart | None:
+def _chart(
+    runs: Sequence[Sequence[ranking.Ranked]], varying: Sequence[str], metric: ranking.Metric | None
+) -> Chart | None:
     """Return a chart of the best step of each run, numbered as in the table."""
     best = [
         replace(ranked[0], place=number)
@@ -122,7 +123,7 @@ def _chart(runs: Sequence[Sequence[Ranked]], varying: Sequence[str], metric: Met
 
 
 def _shared_table(
-    names: Sequence[str], shared: "Sequence[Shared]", varying: Sequence[str], metric: Metric | None
+    names: Sequence[str], shared: "Sequence[Shared]", varying: Sequence[str], metric: ranking.Metric | None
 ) -> Table | None:
     if not shared or metric is None:
         return None
@@ -140,7 +141,7 @@ def _shared_table(
             display.NOTHING if (ratio := each.ratio(number)) is None else display.signed_percent(ratio - 1)
             for number in range(1, len(names))
         ]
-        rows.append((label(each.known.row, varying), *speeds, *changes))
+        rows.append((ranking.label(each.known.row, varying), *speeds, *changes))
     columns = ("configuration", *(f"{name}, {metric.words}" for name in names))
     return Table((*columns, *(f"{name} against {names[0]}" for name in names[1:])), tuple(rows))
 
@@ -153,10 +154,10 @@ _OF_THE_RUN = frozenset({"device", "hardware", "gpus", "gpus_per_node", "gpus_us
 class Shared:
     """One configuration that at least two runs have. entries: by run, None for a run that lacks it."""
 
-    entries: tuple[Ranked | None, ...]
+    entries: tuple[ranking.Ranked | None, ...]
 
     @property
-    def known(self) -> Ranked:
+    def known(self) -> ranking.Ranked:
         """Return any of the entries, for its name."""
         return next(entry for entry in self.entries if entry is not None)
 
@@ -168,9 +169,9 @@ class Shared:
         return other.throughput / first.throughput
 
 
-def shared_configurations(runs: Sequence[Sequence[Ranked]]) -> "list[Shared]":
+def shared_configurations(runs: Sequence[Sequence[ranking.Ranked]]) -> "list[Shared]":
     """Return configurations with equal settings, those with the largest change from the first run first."""
-    by_settings: dict[tuple[tuple[str, str], ...], list[Ranked | None]] = {}
+    by_settings: dict[tuple[tuple[str, str], ...], list[ranking.Ranked | None]] = {}
     for number, ranked in enumerate(runs):
         for entry in ranked:
             settings = entry.row.settings.items()
