@@ -44,9 +44,8 @@ def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
     """Return all findings about one trace."""
     doubts = list(trace.problems)
     remarks = list(trace.remarks)
-    categories = Category.USER_ANNOTATION, Category.CPU_OP
-    collectives = len(trace.rows_named(lambda name: name.startswith("nccl:"), *categories))
-    blind = activity.kind != "gpu" and collectives > 0
+    calls = trace.rows_named(lambda name: name.startswith("nccl:"), Category.USER_ANNOTATION, Category.CPU_OP)
+    blind = activity.kind != "gpu" and len(calls) > 0
     doubts += _span(trace)
     if trace.rank is None:
         remarks.append("the file does not say its rank; 0 is assumed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import sys
@@ -236,8 +237,8 @@ def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> No
     ranks = zip(foreseen.predictions, shared_words(foreseen.ranks), strict=True)
     shown = [(found, rank) for found, rank in ranks if found.fits]
     if shown:
-        best = _recommended(shown)
-        line = f"{units.words_of(best.config)}; {len(shown)} of {len(foreseen.predictions)} fit"
+        best, worlds = _recommended(shown), [each.config.gpus for each in foreseen.predictions]
+        line = f"{units.words_of(best.config, worlds)}; {len(shown)} of {len(foreseen.predictions)} fit"
         console.print(Text(f"Fastest that fits{' (risky)' * best.risky}: {line}", style="bold"))
         figures = _figures([found for found, _ in shown], budget)
         rows = [units.settings_of(found.config) for found, _ in shown]
@@ -287,6 +288,7 @@ def _unit(config: Config) -> str:
 def _unfit_lines(foreseen: Forecast) -> Iterator[str]:
     """Yield a line per reason why points do not fit or are unknown, and the nearest point that fits."""
     fitting_ones = [each.config for each in foreseen.predictions if each.fits and each.throughput]
+    worlds = [each.config.gpus for each in foreseen.predictions]
     kinds: dict[tuple[bool | None, str], list[Prediction]] = {}
     for prediction in (*foreseen.that_fit(False), *foreseen.that_fit(None)):
         reason = ". ".join((prediction.reason or "").split(". ")[:2])
@@ -295,10 +297,10 @@ def _unfit_lines(foreseen: Forecast) -> Iterator[str]:
         first, others = same[0], f" and {len(same) - 1} more" if same[1:] else ""
         reason = ". ".join((first.reason or "").split(". ")[:2])
         word = "cannot fit" if first.fits is False else "not known whether it fits"
-        yield f"{word}: {units.words_of(first.config)}{others}: {reason}"
+        yield f"{word}: {units.words_of(first.config, worlds)}{others}: {reason}"
         if fitting_ones and first.fits is False:
-            nearest = min((_distance(first.config, each), units.words_of(each)) for each in fitting_ones)[1]
-            yield f"  the nearest that fits: {nearest}"
+            nearest = min(fitting_ones, key=functools.partial(_distance, first.config))
+            yield f"  the nearest that fits: {units.words_of(nearest, worlds)}"
 
 
 def _distance(one: Config, other: Config) -> tuple[int, float]:

@@ -68,8 +68,9 @@ def settings_of(config: Config) -> dict[str, object]:
     return {"system": config.system, "gpus": config.gpus, **config.settings.to_dict()}
 
 
-def words_of(config: Config) -> str:
-    """Return a configuration in words: its system, its batch, and the settings that differ from defaults."""
+def words_of(config: Config, worlds: Iterable[int] = ()) -> str:
+    """Return a configuration in words: its system, its batch, the settings that differ from defaults, and its
+    number of GPUs if `worlds` differ."""
     from fsdpbench.reports.pages.display import phrase  # imports numpy
 
     settings = config.settings.to_dict()
@@ -77,7 +78,7 @@ def words_of(config: Config) -> str:
     for name, each in SETTINGS.items():
         if name not in ("batch", "seq") and settings.get(name) not in (None, each.default):
             said.append(phrase(name, settings[name]))
-    return ", ".join(said)
+    return ", ".join([*said, *[f"{config.gpus} GPUs"] * (len(set(worlds)) > 1)])
 
 
 def is_shared(ranks: Iterable[int | None]) -> bool:

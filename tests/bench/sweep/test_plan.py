@@ -112,6 +112,15 @@ def test_the_table_names_the_fastest_point_and_tells_a_reason_once(
     assert "  the nearest that fits: impl-fsdp2, batch 4" in lines
 
 
+def test_of_several_numbers_of_gpus_each_line_says_its_own(
+    fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "plan --model gpt-tiny --gpus 8,16 --device sim --batch 4"
+    best = fsdpbench(*words.split()).stdout.splitlines()[0]
+    assert best.endswith((", 8 GPUs; 2 of 2 fit", ", 16 GPUs; 2 of 2 fit"))
+
+
 def test_where_nothing_fits_it_says_what_would_make_it_fit(
     fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

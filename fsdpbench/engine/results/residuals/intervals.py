@@ -65,12 +65,11 @@ def interval_of(config: Config, result: Result, work: dict[str, float] | None = 
     link, of_host = _by_host(hardware, step, work)
     named = {widths.Unknown.UNMEASURED: widths.Unknown.PCIE} if pcie else {}
     because = [named.get(each, each).value for each in time.because]
-    because += [widths.MORE_GPUS] * widths.is_beyond(config.gpus)
+    composed = _may_be_composed(config)
+    because += [widths.MORE_GPUS] * widths.is_beyond(config.gpus) + [widths.Unknown.NORMS.value] * composed
     because += of_host
-    composed = widths.COMPOSED if _may_be_composed(config) else 0.0
-    because += [widths.Unknown.NORMS.value] * bool(composed)
     low = step * math.exp(-math.hypot(time.log, link[0], faster))
-    high = step * math.exp(math.hypot(time.log, time.network, link[1], composed))
+    high = step * math.exp(math.hypot(time.log, time.network, link[1], widths.COMPOSED * composed))
     rates: dict[str, Span] = {
         figure.path: (value * step / high, value * step / low)
         for figure in FIGURES
