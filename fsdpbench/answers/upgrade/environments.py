@@ -24,6 +24,7 @@ import msgspec
 
 from fsdpbench import __version__
 from fsdpbench.base.errors import BenchError, CannotJudgeError, UsageError, written
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.files.folder_lock import FolderLock, FolderTakenError
 from fsdpbench.base.interruption import die_with_parent, unwinding
 from fsdpbench.base.reading import LARGEST_JSON, one_line, read_bytes, read_json
@@ -31,19 +32,7 @@ from fsdpbench.base.writing import remove, write_whole
 
 Finished = subprocess.CompletedProcess[str]
 _INSTALL_S, _PROBE_S, _POLL_S = 3600.0, 60.0, 0.2
-_PROBE = r"""
-import importlib.metadata, json, platform, re, sys
-def name_in(text):
-    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", text)[0]).lower()
-lines, needs = {}, {}
-for each in importlib.metadata.distributions():
-    name, version = each.metadata["Name"], each.version
-    if name and version and name not in ("fsdpbench", "pip", "setuptools", "wheel"):
-        url = json.loads(each.read_text("direct_url.json") or "{}").get("url")
-        lines.setdefault(name_in(name), f"{name} @ {url}" if url else f"{name}=={version}")
-        needs[name_in(name)] = [name_in(need) for need in each.requires or () if "extra ==" not in need]
-print(json.dumps([sys.argv[1], platform.python_version(), lines, needs]))
-"""
+_PROBE = str(table_beside(__file__, "environments.toml")["probe"])
 
 
 class Environment(msgspec.Struct, frozen=True, array_like=True):

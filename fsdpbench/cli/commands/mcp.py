@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from fsdpbench.base.errors import UsageError, written
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.reading import read_text
 from fsdpbench.base.writing import write_whole
 from fsdpbench.cli import agents
@@ -15,14 +16,7 @@ from fsdpbench.cli.values import MOST_SECONDS, Positive, PossiblePath
 _SKILLS = {path.stem: path for path in sorted(Path(agents.__file__).with_name("skills").glob("*.md"))}
 """Of a link to docs/skills; an installed package has a folder of that name."""
 
-_INSTRUCTIONS = """\
-fsdpbench answers questions on FSDP training without GPUs: training code runs on simulated GPUs. A tool is
-the command of its name, its answer that command's JSON. plan: which settings fit, and how fast they are.
-run: one configuration, or a training script. explain: why memory ran out, and what fits. analyze: traces.
-prove: whether a script is right. compare: whether a run is worse. expect: whether a measured speed is normal.
-Simulated figures have 90 % intervals; configurations that share a rank have to be measured. Paths are
-relative to the server's folder; nothing outside of it is read. Prompts are skills: choose settings, explain
-memory, prove a program."""
+_INSTRUCTIONS = str(table_beside(__file__, "mcp.toml")["instructions"])
 
 
 @click.command("mcp")

@@ -190,9 +190,7 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
         elsewhere=given.get("launcher") not in (None, "local"),
     )
     if hardware is not None and choice.device != "sim":
-        raise UsageError(
-            f"--hardware {hardware} is for simulated GPUs; leave it out with --device {choice.device}"
-        )
+        raise UsageError(error_text("request.hardware", hardware, choice.device))
     shape = given.get("shape")
     measurement = Measurement.default_for(choice.device)
     if given.get("timeout") is not None:

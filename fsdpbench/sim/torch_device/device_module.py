@@ -5,9 +5,11 @@ from __future__ import annotations
 import types
 from dataclasses import dataclass
 from typing import Any
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import torch
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.torch_internals import DeviceGuard, private_use_1
 from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Marker
@@ -106,6 +108,7 @@ class RandomNumbers:
 
 
 _WARP_SIZE = 32
+_UUID = uuid5(NAMESPACE_OID, "simulated")
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ class DeviceProperties:
     warp_size: int = _WARP_SIZE
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
+    uuid: UUID = _UUID
 
 
 def drain() -> None:
@@ -402,9 +406,7 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         """Return milliseconds between two recorded events that were made with `enable_timing=True`."""
         if not (self.enable_timing and end_event.enable_timing):
-            raise RuntimeError(
-                "both events must be made with enable_timing=True to measure time between them"
-            )
+            raise RuntimeError(error_text("device_module.timing"))
         if self.marker is None or end_event.marker is None:
             raise RuntimeError("both events must be recorded before the time between them is known")
         for marker in (self.marker, end_event.marker):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.torch_internals import (
     DispatchKey,
     DispatchKeySet,
@@ -350,10 +351,7 @@ def _take_pinned(storage: Any) -> None:
     held.hand_out(nbytes := 1 << max(0, storage.nbytes() - 1).bit_length())  # as torch rounds it
     weakref.finalize(storage, held.take_back, nbytes)
     if held.active_bytes > most:
-        raise torch.OutOfMemoryError(
-            f"host out of memory: {held.active_bytes / 1e9:.1f} GB of pinned memory for one GPU, whose part "
-            f"of the host's is {most / 1e9:g} GB (host_link.memory_gb of the profile): offload less"
-        )
+        raise torch.OutOfMemoryError(error_text("tensors.pinned", held.active_bytes / 1e9, most / 1e9))
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:

@@ -509,6 +509,4 @@ def refuse_root(opts: Any, ranks: int, name: str) -> None:
     """Raise unless the root is a member of the group."""
     root = getattr(opts, "rootRank", 0)
     if not 0 <= root < ranks:
-        raise dist.DistBackendError(
-            f"NCCL error in {name}: invalid argument (root {root} of a group of {ranks} ranks)"
-        )
+        raise dist.DistBackendError(error_text("communicator.root", name, root, ranks))

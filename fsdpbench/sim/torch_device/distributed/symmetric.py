@@ -34,9 +34,7 @@ class _Meeting:
     """Result of a rendezvous; its use beside collectives is unknown."""
 
     def __getattr__(self, name: str) -> Any:
-        raise NotImplementedError(
-            f"symmetric memory is simulated only for collectives into it, not for its `{name}`"
-        )
+        raise NotImplementedError(error_text("symmetric.other_use", name))
 
 
 def use_pool(pool: Any) -> AbstractContextManager[None]:

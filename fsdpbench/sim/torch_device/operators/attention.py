@@ -124,9 +124,7 @@ def _refuse_misfits(
     if mask.dim() < 2:
         raise IndexError("Dimension out of range (expected to be in range of [-1, 0], but got -2)")
     if is_causal:
-        raise RuntimeError(
-            "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"
-        )
+        raise RuntimeError(error_text("attention.mask_and_causal"))
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise RuntimeError(error_text("attention.mask", cpp_type(mask), cpp_type(query)))
 

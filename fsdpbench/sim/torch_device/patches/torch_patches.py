@@ -253,9 +253,7 @@ def _patch_contents_of_storages() -> None:
         if sides == [None, None]:
             return original_copy(self, source, bool(non_blocking))
         if self.nbytes() != source.nbytes():
-            raise RuntimeError(
-                f"size does not match, self was {self.nbytes()} bytes but src was {source.nbytes()} bytes"
-            )
+            raise RuntimeError(error_text("torch_patches.copied_size", self.nbytes(), source.nbytes()))
         target, origin = (
             torch.empty((0,), dtype=torch.uint8, device=s.device).set_(s) for s in (self, source)
         )

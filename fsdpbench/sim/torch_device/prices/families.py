@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.torch_device.flops import compute_type
@@ -122,9 +123,7 @@ def operator_price(name: Any) -> Callable[[products.Price], products.Price]:
         name = f"{_KERNELS}{getattr(name, '__name__', '')}"
     namespace, separator, operator = name.partition("::")
     if not (namespace and separator and operator):
-        raise ValueError(
-            f"operator_price({name!r}): write namespace::operator, for example mylib::fused_norm"
-        )
+        raise ValueError(error_text("families.name", name))
     if name in _OF_USERS:
         raise ValueError(f"operator_price({name!r}): this operator has a price already")
 
