@@ -26,8 +26,7 @@ _WIDTHS, _HEADS, _HEAD_DIM, _VOCABULARY, _OFTEN = (
 )
 _MOST = {re.compile(each["names"], re.IGNORECASE): int(each["most"]) for each in _TABLES["most"]}
 _WIDTH = 64
-SHORTENED = " blocks "
-"""What notes on shorter lists contain."""
+SHORTENED = " blocks "  # in notes on shorter lists
 _BLOCKS, _FEW = 2, 4
 """Blocks that stay of a list of more than a few."""
 
