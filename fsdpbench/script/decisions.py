@@ -275,8 +275,8 @@ class HostPlaceholder(torch.Tensor):
     def __format__(self, spec: str) -> str:  # torch formats the number of its own type alone
         return format(self.item() if not self.dim() else self.as_subclass(torch.Tensor), spec)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return repr(self.as_subclass(torch.Tensor))
+    def __str__(self) -> str:
+        return str(self.as_subclass(torch.Tensor))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = self.as_subclass(torch.Tensor).__deepcopy__(memo)

@@ -150,7 +150,7 @@ def test_a_followed_tensor_has_the_methods_of_a_plain_one(run_probe: RunScript) 
             for function in functions:
                 one, other = (kind(lambda: function(make())) for make in (plain, followed))
                 differ += [(function, one, other)] * (one != other)
-            assert repr(followed()) == repr(plain()) and str(followed()) == str(plain())
+            assert str(followed()) == str(plain())
         assert not differ, differ
         print(f"{into.mean():.4f} {pairs[0][1]():8.3e}")
         train(2)
