@@ -219,7 +219,7 @@ def test_loaders_and_files(run_probe: RunScript, tmp_path: Path) -> None:
 
 
 def test_streams_and_events_of_any_device_are_those_of_cuda(run_probe: RunScript) -> None:
-    """`torch.Stream` and `torch.accelerator`, as code for any device has them; and memory's counters, nested."""
+    """`torch.Stream` and `torch.accelerator`, as code for any device has them; memory's counters, nested."""
     run = run_probe(
         """
         made = [torch.Stream("cuda"), torch.Stream(device="cuda"), torch.Stream(torch.device("cuda"))]
