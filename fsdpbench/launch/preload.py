@@ -13,19 +13,12 @@ import importlib
 import os
 import signal
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.interruption import PARENT, die_with_named_parent
-
-_NEEDED = (
-    "torch", "torch.distributed.checkpoint.default_planner", "torch.distributed.device_mesh",
-    "torch.distributed.fsdp", "fsdpbench.systems.parallel.tensor", "torch.profiler", "numpy.ma",
-    "fsdpbench.engine.devices.sim", "fsdpbench.launch.point", "fsdpbench.engine.worker", "fsdpbench.impl",
-    "fsdpbench.systems.training", "fsdpbench.systems.wrapping", "fsdpbench.workloads.families.gpt",
-    "fsdpbench.workloads.families.llama", "fsdpbench.workloads.families.t5", "fsdpbench.workloads.inputs",
-)  # fmt: skip
 
 
 def _import_all() -> None:
-    for name in _NEEDED:
+    for name in table_beside(__file__, "preload.toml")["needed"]:
         importlib.import_module(name)
     import torch
 

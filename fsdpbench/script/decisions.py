@@ -206,7 +206,8 @@ class _Tensors:
         if found is tensor or not _is_small_placeholder(found) or not decisions.reading():
             return found
         decisions.note_read(original.__name__)
-        return found.as_subclass(HostPlaceholder)
+        found.__class__ = HostPlaceholder  # no view, as `as_subclass` makes
+        return found
 
     def _written(
         self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any
@@ -249,9 +250,10 @@ class _Tensors:
         """Call `torch.tensor` or `full`: a tensor made of placeholders holds placeholders."""
         made: torch.Tensor = original(*args, **kwargs)
         if holds([*args, *kwargs.values()]):
-            if not is_on_device(made):
-                return mark_as_placeholders(made).as_subclass(HostPlaceholder)
-            assume(made)
+            if is_on_device(made):
+                assume(made)
+            else:
+                mark_as_placeholders(made).__class__ = HostPlaceholder
         return made
 
 
@@ -270,8 +272,16 @@ class HostPlaceholder(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
 
+    def __format__(self, spec: str) -> str:  # torch formats the number of its own type alone
+        return format(self.item() if not self.dim() else self.as_subclass(torch.Tensor), spec)
+
+    def __str__(self) -> str:
+        return str(self.as_subclass(torch.Tensor))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self.as_subclass(torch.Tensor).__deepcopy__(memo).as_subclass(HostPlaceholder)
+        copied = self.as_subclass(torch.Tensor).__deepcopy__(memo)
+        copied.__class__ = HostPlaceholder
+        return copied
 
 
 def _with_numbers(

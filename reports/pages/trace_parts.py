@@ -32,12 +32,7 @@ _NAMED = ("all_gather", "reduce_scatter", "all_reduce")
 _OTHER = "other"
 
 # Kind, its words, its color on the page ("-soft": the hidden part).
-_KINDS = (
-    ("all_gather", "all-gather", "gather"),
-    ("reduce_scatter", "reduce-scatter", "reduce"),
-    ("all_reduce", "all-reduce", "allreduce"),
-    (_OTHER, "other", "other"),
-)
+_KINDS = display.WORDS["collectives"]["rows"]
 CAUSES: Mapping[str, str] = PATTERNS["late"]
 
 # More labels than this are unreadable side by side (wide, narrow window).

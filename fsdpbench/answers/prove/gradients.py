@@ -146,7 +146,7 @@ def compare(pair: Pair) -> Compared:
         for check in (_losses, _clipping, _updates):
             found.add(step, {name: what for name, what in check(step).items() if name not in known})
         if found.findings:
-            step.require_no_vote(found)
+            step.require_replicas(found)
             break
     if not found.findings:
         _require_seen(found, every, steps, pair)
@@ -293,10 +293,14 @@ class _Step:
         if all(any(torch.equal(part, each) for each in known) for part in parts):
             raise CannotJudgeError("ranks begin with the same weights, under other names")
 
-    def require_no_vote(self, found: Compared) -> None:
-        """Raise `CannotJudgeError` if differing gradients depend on integers that the script communicates."""
+    def require_replicas(self, found: Compared) -> None:
+        """Raise `CannotJudgeError` if differing gradients depend on integers that the script communicates, or
+        may belong to the ranks' parts of a model, which begin alike."""
         if self.votes and any(re.search("differ|keeps its own", what) for what, *_ in found.findings):
             raise CannotJudgeError(error_text("gradients.votes", self.votes))
+        for what, names, _, wrapping in found.findings if any(each.splits for each in self.sharded) else ():
+            if "its own" in what and not wrapping.how:
+                raise CannotJudgeError(error_text("gradients.parts", shown(names)))
 
     def known(self, name: str) -> Known:
         """Return the reference of a parameter."""

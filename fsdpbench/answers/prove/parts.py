@@ -47,7 +47,8 @@ def resume(
         target = folder / f"resumes{count}"
         target.mkdir()
         shutil.copytree(run.folder / "files", target / "files")
-        continued = run_ranks(again, target, count, timeout_s, Task(Way.RESUMES, _MOST_STEPS))
+        task = Task(Way.RESUMES, _MOST_STEPS, whole=run.whole)
+        continued = run_ranks(again, target, count, timeout_s, task)
         after = read_states(continued.folder, 0, count)
         if not after and continued.is_to_blame:
             findings[f"saved on {first} ranks, fails on {count}: {continued.failure}"] = None
@@ -103,6 +104,14 @@ def _differing(
         if one is not None and (other is None or not torch.equal(one.values, other.values)):
             found.append(name)
     return found
+
+
+def _on_ranks(done: Sequence[str], lines: list[str], said: str, seen: list[str]) -> PartVerdict:
+    """Return the verdict on gradients. What only a later number of ranks shows is not judged: a mesh may have
+    no second dimension there."""
+    if lines and done[1:]:
+        return unknown(Part.GRADIENTS, f"{said}; with {done[-1]} ranks alone: {'; '.join(lines)}", seen)
+    return judged(Part.GRADIENTS, lines + seen, said)
 
 
 @dataclass
@@ -212,7 +221,7 @@ class _Running:
             lines = [] if done[1:] else real_runs.repeated(request.config, folder, sharded, request.limit_s)
             if lines:
                 break
-        return judged(Part.GRADIENTS, lines + seen, said)
+        return _on_ranks(done, lines, said, seen)
 
     def _found(self, pair: Pair, folder: Path) -> gradients.Compared:
         found, request = gradients.compare(pair), self._request

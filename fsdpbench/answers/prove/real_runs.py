@@ -15,6 +15,7 @@ from fsdpbench.base.errors import CannotJudgeError, error_text
 from fsdpbench.engine.results.records import Status
 from fsdpbench.script.real_ranks.pieces import keep, weights_of, whole
 from fsdpbench.script.real_ranks.rank import Ended, Task, Way
+from fsdpbench.script.real_ranks.shrinking import SHORTENED
 from fsdpbench.script.real_ranks.unsharded import updated_path
 from fsdpbench.script.real_ranks.watching import MOST_STEPS, StepRecord, record_path
 from fsdpbench.sweep.trials import run_at
@@ -34,13 +35,14 @@ _IMPOSSIBLE = re.compile(
 @dataclass(frozen=True)
 class RealRun:
     """A run on real ranks, in `folder`. `cause` and `place`: the error that ended it and the script's line,
-    both empty if it finished."""
+    both empty if it finished; `whole`: as in `Task`."""
 
     folder: Path
     ranks: int
     cause: str
     place: str
     notes: tuple[str, ...]
+    whole: bool
 
     @property
     def failure(self) -> str:
@@ -167,7 +169,8 @@ def with_rounding(config: Config, pair: Pair, folder: Path, timeout_s: float, ep
 
 
 def run_ranks(config: Config, folder: Path, ranks: int, timeout_s: float, task: Task) -> RealRun:
-    """Run a script on real ranks that perform `task` and write their files to `folder`."""
+    """Run a script on real ranks that perform `task` and write their files to `folder`, or below it if lists
+    of blocks had to stay whole."""
     folder.mkdir(parents=True, exist_ok=True)
     task.write(folder)
     real = replace(
@@ -183,9 +186,12 @@ def run_ranks(config: Config, folder: Path, ranks: int, timeout_s: float, task: 
     own = next((each for each in found if each.cause and each.place), Ended([]))
     failed = trial.status is not Status.OK and (len(found) < ranks or any(each.cause for each in found))
     cause = own.cause or ((trial.cause or trial.status.value) if failed else "")
-    return RealRun(
-        folder, ranks, cause, own.place, tuple(sorted({note for each in found for note in each.notes}))
-    )
+    notes = sorted({note for each in found for note in each.notes})
+    ran = RealRun(folder, ranks, cause, own.place, tuple(notes), task.whole)
+    may_be_whole = not task.whole and task.way is not Way.RESUMES and any(SHORTENED in note for note in notes)
+    if own.place and may_be_whole and not ran.records(0):
+        return run_ranks(config, folder / "whole", ranks, timeout_s, replace(task, whole=True))
+    return ran
 
 
 def _write_weights(records: list[StepRecord], after: list[StepRecord], path: Path) -> None:
@@ -211,6 +217,8 @@ def _power(config: Config, folder: Path, sharded: RealRun, weights: Path, timeou
     terms = [[term for each in rank.divided for term in each.terms.values()] for rank in (*records, *others)]
     alone, *totals = (sum(term.total for term in each) for each in terms)
     times = sum(totals) / len(totals) / (alone or 1.0) / sharded.ranks
+    if times and abs(math.log2(times * sharded.ranks)) < _EXACT:
+        return 0  # as much as alone: each is a mean, whatever its value
     if times and abs(math.log2(times)) < (_EVEN if sharded.ranks > 2 else _EXACT):
         return 1
     if records[0].inputs == others[0].inputs and math.isclose(first[0], own[0], rel_tol=0.01):

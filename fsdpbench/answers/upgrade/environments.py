@@ -32,7 +32,7 @@ from fsdpbench.base.writing import remove, write_whole
 
 Finished = subprocess.CompletedProcess[str]
 _INSTALL_S, _PROBE_S, _POLL_S = 3600.0, 60.0, 0.2
-_PROBE = table_beside(__file__, "environments.toml")["probe"]
+_PROBE = str(table_beside(__file__, "environments.toml")["probe"])
 
 
 class Environment(msgspec.Struct, frozen=True, array_like=True):

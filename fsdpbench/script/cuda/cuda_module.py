@@ -36,6 +36,7 @@ _AS_IN_SIMULATION = ("cuda_lazy_init", "cuda_is_in_bad_fork")
 _EXCHANGING = ("cuda_exchange_device", "cuda_maybe_exchange_device")
 _CUDA_VERSION = torch.version.cuda or "12.8"  # torchvision compares it with its own
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_OF_ACCELERATOR = {name for name in torch.accelerator.memory.__all__ if hasattr(torch.cuda, name)}
 _ONLY_SIMULATED = ("get_amp_supported_dtype",)
 
 
@@ -100,6 +101,8 @@ def _map_submodules(accelerator: Accelerator) -> None:
     replace(
         torch.accelerator, is_available=lambda: True, device_count=torch.cuda.device_count,
         current_device_index=torch.cuda.current_device, set_device_index=torch.cuda.set_device,
+        get_memory_info=torch.cuda.mem_get_info, empty_host_cache=lambda: None,
+        **{name: getattr(torch.cuda, name) for name in _OF_ACCELERATOR},
     )  # fmt: skip
 
 
@@ -197,6 +200,9 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
         "getCurrentStream": lambda device: _NUMBERS(cuda.current_stream(device)),
         "getDefaultStream": lambda device: _NUMBERS(cuda.default_stream(device)),
         "setStream": lambda stream_id, **_: cuda.set_stream(cuda.Stream(stream_id=stream_id)),
+        "memoryStats": lambda device: tomllib.loads(  # a table for each part of a dotted name
+            "\n".join(f"{name} = {count}" for name, count in cuda.memory_stats(device).items())
+        ),
         "sleep": partial(_spin, accelerator),
         "hostMemoryStats": lambda: accelerator.host.nested(),
         "setMemoryFraction": lambda fraction, device: accelerator.allocator.limit(fraction),

@@ -26,6 +26,7 @@ import torch
 from torch.utils.dlpack import DLDeviceType
 
 from fsdpbench.base.errors import error_text
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.torch_internals import (
     device_constructors,
     expect,
@@ -35,6 +36,7 @@ from fsdpbench.base.torch_internals import (
 )
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
+from fsdpbench.sim.torch_device.device_module import Event, Stream
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, pin, same_memory
 
@@ -64,6 +66,9 @@ def map_device_names(replacements: Replacements, local_rank: int, on_host: bool 
         replacements.wrap(torch, name, _taking_device)
     replacements.add(parse_to, _taking_device_first(parse_to))
     replacements.add(torch.Generator, Generator)
+    for kind in (Stream, Event) if not on_host else ():
+        original = getattr(torch, kind.__name__)
+        replacements.add(original, _OfAnyDevice(kind.__name__, (), {"simulated": kind}))
     legacy: Any = {name: _LegacyType(name, (), {"dtype": dtype}) for name, dtype in _LEGACY_DTYPES.items()}
     replace(torch.cuda, **legacy)
     replacements.wrap(torch, "set_default_tensor_type", passing_to(_set_default_tensor_type))
@@ -301,6 +306,22 @@ def _set_default_tensor_type(original: Callable[..., None], kind: Any) -> None:
     original(kind) if dtype is None else torch.set_default_dtype(dtype)
 
 
+class _OfAnyDevice(type):
+    """The type of `torch.Stream` and `torch.Event`, which make those of the device and recognise them."""
+
+    simulated: type
+
+    def __call__(cls, device: Any = None, **kwargs: Any) -> Any:
+        own_device(CUDA if device is None else device)
+        return cls.simulated(**kwargs)
+
+    def __instancecheck__(cls, found: Any) -> bool:
+        return isinstance(found, cls.simulated)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, cls.simulated)
+
+
 class Generator(torch.Generator):
     """A generator of the device, which is the host's: there are no numbers to make."""
 
@@ -312,14 +333,6 @@ class Generator(torch.Generator):
 __all__ = ["CUDA", "Generator", "map_device_names", "own_device"]
 
 
-_TAKE_DEVICE_TYPE = (
-    "get_autocast_dtype",
-    "set_autocast_dtype",
-    "is_autocast_enabled",
-    "set_autocast_enabled",
-)
-
-
 def map_amp(replacements: Replacements, target: str = DEVICE_TYPE) -> None:
     """Map the device names that autocast takes as strings to `target`.
 
@@ -327,7 +340,7 @@ def map_amp(replacements: Replacements, target: str = DEVICE_TYPE) -> None:
     (zero: they were), and steps.
     """
     naming = passing_to(functools.partial(_naming_device, target))
-    for name in _TAKE_DEVICE_TYPE:
+    for name in table_beside(__file__, "refusals.toml")["device_type"]["taking"]:
         replacements.wrap(torch, name, naming)
     replacements.add(is_autocast_available, naming(is_autocast_available))
     replacements.add(torch.get_autocast_gpu_dtype, functools.partial(torch.get_autocast_dtype, target))

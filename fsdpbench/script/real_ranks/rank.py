@@ -47,7 +47,7 @@ class Task:
     """The task of the ranks of a run. `weights`: the folder of the sharded run's weights, for its reference;
     `scale`: the factor of the sum of gradients there; `casts_buffers`: like FSDP1; `moves`: as in
     `Reference`; `plain`: with torch's reductions instead of the script's own hooks; `seeds`: of the sharded
-    run's ranks; `follows`, `prefixed` and `epochs`: as in the watch."""
+    run's ranks; `follows`, `prefixed` and `epochs`: as in the watch; `whole`: as in `Shrinking`."""
 
     way: Way
     steps: int = 2
@@ -60,6 +60,7 @@ class Task:
     follows: bool = False
     prefixed: bool = False
     epochs: Path | None = None
+    whole: bool = False
 
     def write(self, folder: Path) -> None:
         """Write the task into the run's folder."""
@@ -125,7 +126,7 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
     _set_environment(placement)
     map_host(notes)
     run_workers_here()
-    Shrinking(notes, saves=task.way in (Way.SAVES, Way.RESUMES))
+    Shrinking(notes, task.way in (Way.SAVES, Way.RESUMES), task.whole)
     files = ScriptFiles(folder, None, keeps_all=True)
     files.install()
     watch: Watch

@@ -2,7 +2,8 @@
 
 Widths are divided by one power of two and head counts by another, so that divisibility is kept. Steps,
 batches and sequences become short too. Values that are small already stay. If a vocabulary is
-shrunk, a token's row is its number modulo the remaining rows, in embeddings and in losses.
+shrunk, a token's row is its number modulo the remaining rows, in embeddings and in losses. A script that
+fails with shorter lists, such as one that counts its experts itself, runs again with whole lists.
 """
 
 import argparse
@@ -15,38 +16,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.script.interposing import around, around_init
 
-_WIDTHS = re.compile(
-    r"(?:\w+_)?(?:width|dim|hidden|hidden_size|n?_?embd|d_model|d_ff|intermediate_size|n_embed|embedding_size|"
-    r"ffn_hidden_size)(?:_dim)?",
-    re.IGNORECASE,
+_TABLES = table_beside(__file__, "shrinking.toml")
+_WIDTHS, _HEADS, _HEAD_DIM, _VOCABULARY, _OFTEN = (
+    re.compile(_TABLES["names"][kind], re.IGNORECASE)
+    for kind in ("widths", "heads", "head_dim", "vocabulary", "often")
 )
-_HEADS = re.compile(r"(?:\w+_)?(?:n_?)?(?:kv_|key_value_|q_)?heads?", re.IGNORECASE)
-_HEAD_DIM = re.compile(r"(?:\w+_)?head_(?:dim|size)", re.IGNORECASE)
-_VOCABULARY = re.compile(r"(?:\w+_)?vocab(?:_?size)?", re.IGNORECASE)
-_OFTEN = re.compile(
-    r"(?:save|checkpoint|ckpt|eval|validate|validation|val|evaluation)_(?:every|interval|freq|steps|iters)",
-    re.IGNORECASE,
-)
-_MOST = {
-    _VOCABULARY: 512,
-    **{re.compile(names, re.IGNORECASE): most for names, most in (
-        (r"(?:\w+_)?(?:layers?|blocks?|depth)", 2),
-        (r"(?:\w+_)?(?:seq_?len(?:gth)?|length|block_size|max_position_embeddings|n_positions|context)", 32),
-        (r"(?!global_|total_)(?:\w+_)?(?:batch|batch_size|bs)", 4),
-        (r"(?:max_|num_|n_|total_|train_)?(?:steps|iters|iterations)", 6),
-    )},
-}  # fmt: skip
+_MOST = {re.compile(each["names"], re.IGNORECASE): int(each["most"]) for each in _TABLES["most"]}
 _WIDTH = 64
+SHORTENED = " blocks "  # in notes on shorter lists
 _BLOCKS, _FEW = 2, 4
 """Blocks kept of a list of more than a few."""
 
 
 class Shrinking:
-    """The shrinking of a script's model in this process, with `notes` about it."""
+    """The shrinking of a script's model in this process, with `notes` about it; lists of blocks keep their
+    length if they are to stay `whole`."""
 
-    def __init__(self, notes: set[str], saves: bool) -> None:
+    def __init__(self, notes: set[str], saves: bool, whole: bool = False) -> None:
         self.notes, self._saves = notes, saves
         self._rows: dict[int, int] = {}
         """The original size of a vocabulary by its shrunk size."""
@@ -56,7 +45,8 @@ class Shrinking:
             around(nn.functional, loss, self._choosing)
         around(argparse.ArgumentParser, "parse_known_args", self._parsing)
         around(dataclasses, "dataclass", self._dataclass)
-        around(nn.ModuleList, "__init__", self._listing)
+        if not whole:
+            around(nn.ModuleList, "__init__", self._listing)
         if "transformers" in sys.modules:
             self._configurations(sys.modules["transformers"].PretrainedConfig)
 
@@ -122,7 +112,7 @@ class Shrinking:
         kinds = {(type(each), *(tuple(p.shape) for p in each.parameters())) for each in blocks}
         if len(blocks) <= _FEW or len(kinds) > 1:
             return blocks
-        self.notes.add(f"{_BLOCKS} of {len(blocks)} blocks {type(blocks[0]).__name__}")
+        self.notes.add(f"{_BLOCKS} of {len(blocks)}{SHORTENED}{type(blocks[0]).__name__}")
         return blocks[:_BLOCKS]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import types
 from dataclasses import dataclass
 from typing import Any
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import torch
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.torch_internals import DeviceGuard, private_use_1
 from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Marker
@@ -107,6 +109,7 @@ class RandomNumbers:
 
 
 _WARP_SIZE = 32
+_UUID = uuid5(NAMESPACE_OID, "simulated")
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class DeviceProperties:
     warp_size: int = _WARP_SIZE
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
+    uuid: UUID = _UUID
 
 
 def drain() -> None:

@@ -11,6 +11,37 @@ from fsdpbench.answers.prove.verdict import Verdict
 from .programs_on_ranks import SUMS, TRAIN, gradients_of
 
 NOT_JUDGED = {
+    "experts that begin alike, exchanged by the script": (
+        """
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        received = torch.empty_like(x)
+        dist.all_to_all_single(received, x.contiguous())
+        return received
+    @staticmethod
+    def backward(ctx, gradient):
+        return Exchange.apply(gradient)
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.expert = net(), net()
+    def forward(self, x):
+        return Exchange.apply(self.expert(Exchange.apply(self.dense(x))))
+dist.init_process_group("nccl")
+model = Experts().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    optimizer.zero_grad()
+    model(data(step)).square().mean().backward()
+    for p in model.dense.parameters():
+        dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+    for p in model.expert.parameters():
+        p.grad /= dist.get_world_size()
+    optimizer.step()
+""",
+        "each rank may hold its own part of the model",
+    ),
     "ranks with other blocks from the beginning": (
         """
 dist.init_process_group("nccl")

@@ -106,3 +106,55 @@ def test_an_operator_without_shapes_is_not_said_to_depend_on_data(run_probe: Run
     run = run_probe("torch.histogram(torch.ones(4, device='cuda'), 3)")
     assert run.result["status"] == "error"
     assert "aten::histogram is not simulated: torch has no rule for the shapes" in run.cause
+
+
+def test_a_followed_tensor_has_the_methods_of_a_plain_one(run_probe: RunScript) -> None:
+    """Every public method, with and without an argument, on what came from the device and on what did not."""
+    run = run_probe(
+        """
+        import copy, pickle, warnings
+        warnings.simplefilter("ignore")
+        number = torch.zeros((), device="cuda").item()
+        into = torch.zeros(3)
+        into[0] = number
+        pairs = (
+            (lambda: torch.zeros(()), lambda: torch.zeros((), device="cuda").cpu()),
+            (lambda: torch.zeros(()), lambda: torch.tensor(number)),
+            (lambda: torch.zeros(()), lambda: into.mean()),
+            (lambda: torch.zeros(3), lambda: torch.zeros(3, device="cuda").to("cpu")),
+            (lambda: torch.zeros(2, 2).long(), lambda: torch.zeros(2, 2, device="cuda").long().cpu()),
+        )
+        names = [each for each in dir(torch.Tensor) if not each.startswith("_") and each != "set_"]
+        names += ["__format__", "__repr__", "__str__", "__len__", "__iter__", "__bool__", "__array__"]
+        functions = [copy.copy, copy.deepcopy, pickle.dumps, str, repr, torch.nn.Parameter, torch.stack]
+
+        def kind(ask):
+            try:
+                found = ask()
+            except Exception as error:
+                return type(error)
+            if isinstance(found, torch.Tensor):
+                return found.shape, found.dtype, found.is_leaf, found._is_view() and found.dim()
+            return next(each for each in type(found).__mro__ if not each.__module__.startswith("fsdpbench"))
+
+        def called(owner, name, *given):
+            found = getattr(owner, name)
+            return found(*given) if callable(found) else found
+
+        differ = []
+        for plain, followed in pairs:
+            for name in names:
+                for given in ((), (0,), (".3f",)):
+                    one, other = (kind(lambda: called(make(), name, *given)) for make in (plain, followed))
+                    differ += [(name, given, one, other)] * (one != other)
+            for function in functions:
+                one, other = (kind(lambda: function(make())) for make in (plain, followed))
+                differ += [(function, one, other)] * (one != other)
+            assert str(followed()) == str(plain())
+        assert not differ, differ
+        print(f"{into.mean():.4f} {pairs[0][1]():8.3e}")
+        train(2)
+        """
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert "0.0000 0.000e+00" in run.output

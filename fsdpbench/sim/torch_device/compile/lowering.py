@@ -14,6 +14,7 @@ import sympy
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from fsdpbench.base.errors import error_text
 from fsdpbench.base.torch_internals import (
     PythonWrapperCodegen,
     TritonScheduling,
@@ -145,9 +146,7 @@ class PlanWrapper(PythonWrapperCodegen):
     @classmethod
     def create(cls, is_subgraph: bool, *about: Any) -> "PlanWrapper":
         if is_subgraph:
-            raise refused(
-                "a graph with branches or loops of its own (torch.cond, while_loop, invoke_subgraph)"
-            )
+            raise refused(error_text("lowering.subgraph"))
         return cls()
 
     def write_header(self) -> None:

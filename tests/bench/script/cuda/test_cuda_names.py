@@ -216,3 +216,41 @@ def test_loaders_and_files(run_probe: RunScript, tmp_path: Path) -> None:
     run = run_probe(LOADERS.replace("PATH", str(tmp_path / "weights.pt")))
     assert run.result["status"] == "ok", run.cause
     assert run.result["redirected_files"]["left_in_place"] == [], "sockets of workers"
+
+
+def test_streams_and_events_of_any_device_are_those_of_cuda(run_probe: RunScript) -> None:
+    """`torch.Stream` and `torch.accelerator`, as code for any device has them; memory's counters, nested."""
+    run = run_probe(
+        """
+        made = [torch.Stream("cuda"), torch.Stream(device="cuda"), torch.Stream(torch.device("cuda"))]
+        made.append(torch.Stream())
+        assert len({each.stream_id for each in made}) == 4 and all(each.stream_id for each in made)
+        assert all(isinstance(each, torch.cuda.Stream) for each in made)
+        assert isinstance(torch.cuda.Stream(), torch.Stream) and issubclass(torch.cuda.Stream, torch.Stream)
+        side, (start, end) = made[0], (torch.Event("cuda", enable_timing=True) for _ in range(2))
+        assert isinstance(start, torch.Event) and isinstance(torch.cuda.Event(), torch.Event)
+        x = torch.ones(1000, 1000, device="cuda")
+        start.record()
+        with side:
+            assert torch.accelerator.current_stream() == torch.cuda.current_stream() == side
+            x @ x
+            end.record()
+        torch.accelerator.synchronize()
+        assert start.elapsed_time(end) > 0 and side.query()
+        of_accelerator = [each for each in torch.accelerator.memory.__all__ if each != "get_memory_info"]
+        answers = {each: getattr(torch.accelerator, each)() for each in of_accelerator}
+        assert answers["memory_allocated"] == torch.cuda.memory_allocated() > 0, answers
+        assert torch.accelerator.get_memory_info() == torch.cuda.mem_get_info()
+        nested = torch.cuda.memory_stats_as_nested_dict()
+        assert nested["allocated_bytes"]["all"]["current"] == torch.cuda.memory_allocated()
+        assert len(str(torch.cuda.get_device_properties(0).uuid)) == 36
+        try:
+            torch.Stream("cuda:3")
+        except RuntimeError as error:
+            assert "cuda:3" in str(error), error
+        else:
+            raise AssertionError("a rank has one device")
+        train(2)
+        """
+    )
+    assert run.result["status"] == "ok", run.cause
