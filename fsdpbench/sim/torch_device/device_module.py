@@ -9,7 +9,6 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import torch
 
-from fsdpbench.base.errors import error_text
 from fsdpbench.base.torch_internals import DeviceGuard, private_use_1
 from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Marker
