@@ -1,7 +1,5 @@
 """Part 1 of a proof: compare gradients, losses and weights of the sharded script with the unsharded one."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -24,7 +22,7 @@ from fsdpbench.answers.prove.matching import (
 from fsdpbench.answers.prove.real_runs import Pair, RealRun, merged
 from fsdpbench.answers.prove.verdict import shown
 from fsdpbench.base.errors import CannotJudgeError, error_text
-from fsdpbench.script.real_ranks.loss_divisors import of_the_largest, uneven
+from fsdpbench.script.real_ranks.loss_divisors import of_the_largest, parted, uneven
 from fsdpbench.script.real_ranks.pieces import Piece, Whole, weights_of, whole
 from fsdpbench.script.real_ranks.watching import OTHER, StepRecord, Wrapping
 
@@ -35,6 +33,7 @@ _NEAR = 64
 """Tolerance of an update in machine epsilons: a few dozen elementwise operations."""
 _DOUBTFUL = re.compile(r"differs by|times as large|times the unsharded one|the loss of rank")
 """Findings that rounding could cause; it cannot make a gradient equal another rank's."""
+_NOT_MOVED = "has a gradient, and the optimizer does not change it"
 _SIZE = re.compile(r"\d\S{0,40}(?= times)")
 
 
@@ -80,7 +79,7 @@ class Compared:
         """Return whether rounding may explain a finding."""
         return self.epsilon > 1e-6 and any(_DOUBTFUL.search(what) for what, *_ in self.findings)
 
-    def add(self, step: _Step, faults: _Faults, line: str = "") -> None:
+    def add(self, step: "_Step", faults: _Faults, line: str = "") -> None:
         """Record the faults of parameters: one finding for all parameters with the same fault and line."""
         alike: dict[tuple[str, Wrapping], list[str]] = {}
         for name, what in faults.items():
@@ -89,6 +88,11 @@ class Compared:
         for (_, wrapping), names in alike.items():
             self.findings.append((faults[names[0]], names, step.index, wrapping))
         self.wrong |= faults.keys()
+
+    def add_kept(self, names: list[str], line: str) -> None:
+        """Record that ranks keep other values in `names`, if there are any."""
+        what = error_text("gradients.kept", shown(names)) if names else ""
+        self.findings += [(what, [""], 0, Wrapping(line))] * bool(names)
 
     def lines(self) -> list[str]:
         """Return the findings as text: the script line, the parameters and the fault."""
@@ -129,7 +133,7 @@ def compare(pair: Pair) -> Compared:
         steps[0].require_whole_model(found.wrong)
         return found
     found.findings += [*_wrong_by_itself(steps), *itertools.islice(_unequal_means(steps), 1)]
-    found.add(steps[0], _lost(steps))
+    found.add(steps[0], {**_lost(steps), **_of_no_optimizer(steps[0])})
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
         if names := merged(step.sharded[0], step.first):
@@ -153,7 +157,7 @@ def compare(pair: Pair) -> Compared:
     return found
 
 
-def _require_seen(found: Compared, every: Sequence[_Step], steps: Sequence[_Step], pair: Pair) -> None:
+def _require_seen(found: Compared, every: "Sequence[_Step]", steps: "Sequence[_Step]", pair: Pair) -> None:
     """Raise `CannotJudgeError` if `steps`, the compared ones of `every`, do not represent the training."""
     if any(len({each.clipped is None for each in step.sharded}) > 1 for step in every):
         raise CannotJudgeError("ranks take different numbers of steps, as join() lets them")
@@ -163,7 +167,7 @@ def _require_seen(found: Compared, every: Sequence[_Step], steps: Sequence[_Step
         raise CannotJudgeError(error_text("gradients.unseen"))
 
 
-def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
+def _wrong_by_itself(steps: "Sequence[_Step]") -> Iterator[_Finding]:
     """Yield faults that do not need the reference, because the unsharded script may have them too."""
     first = steps[0].sharded
     loader, place = Wrapping(first[0].loader or first[0].place), Wrapping(first[0].place)
@@ -180,8 +184,11 @@ def _wrong_by_itself(steps: Sequence[_Step]) -> Iterator[_Finding]:
         yield error_text("gradients.scaled_clip"), [""], 0, Wrapping(line)
 
 
-def _unequal_means(steps: Sequence[_Step]) -> Iterator[_Finding]:
-    """Yield findings on losses that are means over different numbers of elements, or over the largest one."""
+def _unequal_means(steps: "Sequence[_Step]") -> Iterator[_Finding]:
+    """Yield findings on losses that are means over different numbers of elements, or over the largest one, or
+    whose parts weigh more on some ranks than on others."""
+    if found := parted([[each.divided for each in step.sharded] for step in steps]):
+        yield error_text("gradients.parted", max(found[1])), [""], 0, Wrapping(found[0])
     for step in steps:
         every = [each.divided for each in step.sharded]
         for numbers in filter(None, (of_the_largest(every, each) for each in step.sharded[0].largest)):
@@ -192,11 +199,18 @@ def _unequal_means(steps: Sequence[_Step]) -> Iterator[_Finding]:
             yield what, [""], step.index, Wrapping(means[0])
 
 
-def _lost(steps: Sequence[_Step]) -> _Faults:
+def _lost(steps: "Sequence[_Step]") -> _Faults:
     """Return the parameters whose update is lost in every step: the next step starts with the old values."""
     changed = ({name for each in step.after for name in each.changed} for step in steps if step.after)
     every = [names - step.moved for names, step in zip(changed, steps, strict=False)]
     return dict.fromkeys(sorted(set.intersection(*every) if every else ()), error_text("gradients.lost"))
+
+
+def _of_no_optimizer(step: "_Step") -> _Faults:
+    """Return the parameters that no rank's optimizer has, where each rank's has some of all."""
+    own = {rank.optimized for rank in step.sharded}
+    left = step.mean.keys() - frozenset().union(*own) if len(own) > 1 else set[str]()
+    return dict.fromkeys(sorted(left), error_text("gradients.of_no_optimizer"))
 
 
 def require_apart(run: RealRun, since: int, most: int) -> None:
@@ -211,7 +225,7 @@ def require_apart(run: RealRun, since: int, most: int) -> None:
             raise CannotJudgeError(error_text("gradients.averages", step))
 
 
-def _readers_of_the_same(steps: Sequence[_Step]) -> str:
+def _readers_of_the_same(steps: "Sequence[_Step]") -> str:
     """Return the ranks that read the same data and have the same losses in every step, as text; empty if
     none do. Some ranks may do so if a mesh or groups could split the model."""
     alike: dict[str, list[int]] = {}
@@ -283,9 +297,10 @@ class _Step:
                 raise CannotJudgeError(error_text("gradients.other_data", rank, self.index + 1))
 
     def require_whole_model(self, apart: Iterable[str]) -> None:
-        """Raise `CannotJudgeError` if the script itself splits its model among ranks, or if ranks use
-        different names: every weight that is `apart` equals one of another name on the first rank."""
-        if any(rank.splits for rank in self.sharded):
+        """Raise `CannotJudgeError` if the script itself splits its model among ranks (the same data then give
+        the same losses), or if every weight that is `apart` equals one of another name on the first rank."""
+        alike = len({f"{rank.inputs} {rank.losses}" for rank in self.sharded}) == 1
+        if alike or any(rank.splits for rank in self.sharded):
             raise CannotJudgeError("the script itself splits its model among ranks, whose weights differ")
         first, *others = (rank.held for rank in self.sharded)
         known = [each.weight.values for each in first.values()]
@@ -445,6 +460,10 @@ def _ratio(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def _unlike(step: _Step, before: _Step | None, name: str, distance: float) -> str:
     """Describe a gradient that matches no candidate."""
+    clips = [(rank.unclipped or {}).get(name) for rank in step.sharded] if step.by_hand else []
+    clipped = [each for each in clips if each is not None]
+    if len(clipped) == len(step.sharded) and "its own" in explain(clipped, step.known(name), None):
+        return "clipped by each rank, before those of other ranks are added"
     for alias in (alias for alias, first in step.first.aliases.items() if first == name):
         pieces = [rank.held[alias].gradient for rank in step.sharded if alias in rank.held]
         own = whole(step.gradients(name))
@@ -508,7 +527,9 @@ def _updates(step: _Step) -> _Faults:
         untouched = name not in step.sharded[0].optimized or step.read(name) is None
         trains = step.first.held[name].trains or untouched
         if what := _update(step.updated[name], now[name], after[name], trains):
-            faults[name] = what
+            # Without a gradient it may be a teacher that the script itself averages.
+            is_own = what == _NOT_MOVED and name not in step.mean
+            faults[name] = error_text("gradients.not_followed") if is_own else what
     return faults
 
 
@@ -528,5 +549,5 @@ def _update(right: torch.Tensor, now: Whole, after: Whole, trains: bool) -> str:
     if error <= eps * (_NEAR * step + 2 * float(expected.norm())):
         return ""
     if not moved:
-        return "has a gradient, and the optimizer does not change it"
+        return _NOT_MOVED
     return f"weights after the step differ by {error / max(step, 1e-300):.2g} times the step"

@@ -224,14 +224,17 @@ class _Running:
         return _on_ranks(done, lines, said, seen)
 
     def _found(self, pair: Pair, folder: Path) -> gradients.Compared:
-        found, request = gradients.compare(pair), self._request
+        found, (config, limit_s) = gradients.compare(pair), (self._request.config, self._request.limit_s)
         if found.may_be_summed:
-            ranks, limit_s, folder = pair.sharded.ranks, request.limit_s, folder / "summed"
-            pair = run_pair(request.config, folder, ranks, limit_s, power=-1)
+            folder /= "summed"
+            pair = run_pair(config, folder, pair.sharded.ranks, limit_s, power=-1)
             found = gradients.compare(pair)
-        if not found.is_doubtful:
-            return found
-        return gradients.compare(with_rounding(request.config, pair, folder, request.limit_s, found.epsilon))
+        if found.is_doubtful:
+            found = gradients.compare(with_rounding(config, pair, folder, limit_s, found.epsilon))
+        if not found.findings:
+            apart = real_runs.kept_apart(config, pair, folder, limit_s)
+            found.add_kept(apart, pair.sharded.records(0)[0].place)
+        return found
 
     def _without_hook(self, found: gradients.Compared, pair: Pair, folder: Path) -> gradients.Compared:
         """Compare again with torch's reduction instead of the script's own hook. Raises `CannotJudgeError` if

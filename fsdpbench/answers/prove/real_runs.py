@@ -115,13 +115,18 @@ def run_pair(
     dropped = next((each.dropped for each in first if each.dropped), "")
     steps = max(1, sharded.steps + sharded.is_to_blame)
     seeds = tuple(each.seed for each in first)
-    task = Task(Way.UNSHARDED, steps, weights, scale=ranks ** -(power + 1.0), seeds=seeds)
+    silent = frozenset[str]().union(*(each.silent for each in first))
+    task = Task(Way.UNSHARDED, steps, weights, scale=ranks ** -(power + 1.0), seeds=seeds, silent=silent)
     ways = (*[(True, False)] * bool(dropped), (False, False), (False, True))
     for (follows, casts), prefixed in itertools.product(ways, (False, True)):
         task = replace(task, follows=follows, casts_buffers=casts, prefixed=prefixed)
         aside = folder / f"reference{'_follows' * follows}{'_casts' * casts}{'_prefixed' * prefixed}"
         reference = run_ranks(config, aside, ranks, timeout_s, task)
         own = reference.records(0)
+        every = itertools.chain.from_iterable(map(reference.records, range(reference.steps)))
+        if follows and own and not any(each.follows for each in every):
+            dropped = ""  # nothing reads what is sent but logs
+            continue
         # A script that selects parameters by wrapped names would select others without wrappers.
         if own and (prefixed or not first or merged(first[0], own[0]) is not None):
             return Pair(sharded, reference, power, task, dropped=dropped)
@@ -166,6 +171,33 @@ def with_rounding(config: Config, pair: Pair, folder: Path, timeout_s: float, ep
     if moved.steps < pair.reference.steps:
         raise CannotJudgeError(f"rounding could not be measured: {moved.failure}")
     return replace(pair, moved=moved)
+
+
+def kept_apart(config: Config, pair: Pair, folder: Path, timeout_s: float) -> list[str]:
+    """Return what the script of a `pair` keeps between steps, equal on all ranks at first and not later, if
+    gradients follow it: the reference's change where ranks take it from rank 0."""
+    steps = [pair.sharded.records(step) for step in range(pair.reference.steps)]
+    every = [[each.kept for each in ranks] for ranks in steps]
+    first = [name for name, digest in every[0][0].items() if not digest.startswith("=")]
+    names = set(first).intersection(*itertools.chain(*every))
+    counts = {name: [len({each[name] for each in ranks}) for ranks in every] for name in names}
+    apart = sorted(name for name, (first, *later) in counts.items() if first == 1 < max(later, default=1))
+    if not apart or len({each.inputs for each in steps[0]}) == 1:
+        return []
+
+    def matter(chosen: list[str]) -> bool:
+        task = replace(pair.task, shared=frozenset(chosen))
+        aside = folder / f"shared_{'_'.join(str(apart.index(each)) for each in chosen)}"
+        other = run_ranks(config, aside, pair.reference.ranks, timeout_s, task)
+        for step in range(min(pair.reference.steps, other.steps)):
+            for one, two in zip(pair.reference.records(step), other.records(step), strict=True):
+                for before, after in zip(one.local, two.local, strict=False):
+                    both = ((before[name], after[name]) for name in before.keys() & after.keys())
+                    if any(float((a - b).norm()) > 1e-3 * float(a.norm()) for a, b in both):
+                        return True
+        return False
+
+    return ([name for name in apart if matter([name])] or apart) if matter(apart) else []
 
 
 def run_ranks(config: Config, folder: Path, ranks: int, timeout_s: float, task: Task) -> RealRun:

@@ -91,6 +91,7 @@ def map_host(notes: set[str]) -> None:
     for name in ("layer_norm", "group_norm"):  # autocast computes them in float32 on GPUs only
         torch.library.register_autocast(f"aten::{name}", _HOST, torch.float32)
     map_gpus()
+    torch.serialization.register_package(0, _nothing, _loaded_on_host)  # before those of devices
     map_profiler(replacements)  # recording takes longer than the steps
     _map_distributed(replacements)
     around_init(DataLoader, functools.partial(_without, _ALONE))
@@ -109,6 +110,10 @@ def map_host(notes: set[str]) -> None:
     replacements.apply()
     attention = functools.partial(_without_dropout, notes, "dropout_p", 4)
     around(torch.nn.functional, "scaled_dot_product_attention", attention)
+
+
+def _loaded_on_host(storage: Any, location: str) -> Any:
+    return storage if location.startswith("cuda") else None
 
 
 def map_gpus() -> None:

@@ -161,6 +161,27 @@ def uneven(backwards: Iterable[Divided]) -> tuple[str, list[float]] | None:
     return None
 
 
+def parted(steps: Sequence[Sequence[Sequence[Divided]]]) -> tuple[str, list[float]] | None:
+    """Return line and weights, by rank, of a term of losses that weighs the same on all ranks in the first
+    step, and not in a later one, of as many elements; None if there is none. `steps`: by rank and
+    backward."""
+    first, *later = ([_weighed(backwards) for backwards in ranks] for ranks in steps)
+    for ranks in later:
+        for key in set(ranks[0]).intersection(*first, *ranks):
+            begun, now = ([each[key] for each in found] for found in (first, ranks))
+            weights = [1 / abs(term.divisor) for term in now]
+            same = not _differ([abs(term.divisor) for term in begun], _SAME)
+            if same and _differ(weights) and not _differ([term.elements for term in now], _SAME):
+                least = min(weights)
+                return key[1].partition(" ")[0], [weight / least for weight in weights]
+    return None
+
+
+def _weighed(backwards: Sequence[Divided]) -> dict[tuple[int, str, str], Term]:
+    every = ((index, each.lines, each.terms) for index, each in enumerate(backwards))
+    return {(index, lines, path): term for index, lines, terms in every for path, term in terms.items()}
+
+
 def of_the_largest(ranks: Sequence[Sequence[Divided]], largest: float) -> list[float]:
     """Return each rank's number of elements, if the losses of all ranks are divided by the `largest` of these
     numbers; otherwise none. The losses may be multiplied by the number of ranks."""

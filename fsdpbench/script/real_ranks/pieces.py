@@ -1,16 +1,19 @@
-"""The parts of parameters that a rank holds, whatever wraps them, and whole parameters assembled from all
-ranks' parts.
+"""The parts of parameters that a rank holds, whatever wraps them, whole parameters assembled from all ranks'
+parts, and the values that a script keeps between steps besides parameters.
 
 FSDP2 holds a block of each parameter (a `DTensor`), FSDP1 a range of a flat buffer, DDP all of it. Nothing
 here calls a collective, so that the order of the script's own collectives stays the same.
 """
 
+import hashlib
 import itertools
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from fsdpbench.base.writing import replacing
 from fsdpbench.script.model_blocks import plain_name, roots
+from fsdpbench.script.own_files import OwnFiles
 
 
 @dataclass(frozen=True)
@@ -240,3 +244,31 @@ def weights_of(ranks: Iterable[Mapping[str, Held]]) -> dict[str, Whole]:
     names = every[0] if every else ()
     found = {name: whole(rank[name].weight for rank in every if name in rank) for name in names}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """Return a digest of a tensor's content."""
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()[:8]
+
+
+def kept_beside(own_files: OwnFiles, frame: FrameType | None) -> dict[str, torch.Tensor]:
+    """Return the tensors of real numbers of the script's modules and functions that run in `frame`, of their
+    objects, and the buffers of all models, by name."""
+    modules = [each for root in roots() for each in root.named_modules()]
+    holders = [("buffer " + f"{plain_name(path)}.".lstrip("."), each._buffers) for path, each in modules]
+    while frame is not None:
+        own = frame.f_locals if own_files.has(frame.f_code.co_filename) else {}
+        holders.append((of := f"{frame.f_code.co_name}.".replace("<module>.", ""), own))
+        for key, each in own.items():
+            file = getattr(sys.modules.get(type(each).__module__), "__file__", None)
+            if own_files.has(file or ""):
+                holders.append((f"{of}{key}.", getattr(each, "__dict__", {})))
+        frame = frame.f_back
+    every = {f"{of}{key}": value for of, holder in holders for key, value in holder.items()}
+    return {
+        name: value
+        for name, value in every.items()
+        if type(value) is torch.Tensor and value.is_floating_point() and value.numel()
+        if not value.requires_grad and not value.is_meta
+    }

@@ -47,7 +47,8 @@ class Task:
     """The task of the ranks of a run. `weights`: the folder of the sharded run's weights, for its reference;
     `scale`: the factor of the sum of gradients there; `casts_buffers`: like FSDP1; `moves`: as in
     `Reference`; `plain`: with torch's reductions instead of the script's own hooks; `seeds`: of the sharded
-    run's ranks; `follows`, `prefixed` and `epochs`: as in the watch; `whole`: as in `Shrinking`."""
+    run's ranks; `follows`, `silent`, `shared`, `prefixed` and `epochs`: as in the watch;
+    `whole`: as in `Shrinking`."""
 
     way: Way
     steps: int = 2
@@ -58,6 +59,8 @@ class Task:
     plain: bool = False
     seeds: tuple[int, ...] = ()
     follows: bool = False
+    silent: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
     prefixed: bool = False
     epochs: Path | None = None
     whole: bool = False
@@ -136,7 +139,7 @@ def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, fo
         leave_out_wrappers(task.casts_buffers)
         watch = Reference(own_files, folder, rank, task.steps, task.weights, task.scale)
         watch.moves, watch.follows, watch.epochs = task.moves, task.follows, task.epochs
-        watch.prefixed = task.prefixed
+        watch.prefixed, watch.silent, watch.shared = task.prefixed, task.silent, task.shared
         watch.seed = task.seeds[rank] if task.seeds else 0
     else:
         watch = CheckpointWatch(own_files, folder, rank, task.steps, resumes=task.way is Way.RESUMES)

@@ -23,7 +23,6 @@ import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 import torch.distributed.tensor as distributed_tensor
 from torch import nn
-from torch.distributed.nn import functional as differentiable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler
@@ -33,11 +32,12 @@ from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.script.interposing import around, replace_checkpoint, replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
 from fsdpbench.script.own_files import OwnFiles
-from fsdpbench.script.real_ranks.pieces import keep
-from fsdpbench.script.real_ranks.watching import Watch, carries_gradient, optimized
+from fsdpbench.script.real_ranks.pieces import keep, kept_beside
+from fsdpbench.script.real_ranks.sending import SENDS, Context, joint, sent
+from fsdpbench.script.real_ranks.watching import NotComparedError, Watch, function_of, optimized
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
-_all_reduce = dist.all_reduce
+_all_reduce, _broadcast = dist.all_reduce, dist.broadcast
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """Modules that FSDP1's mixed precision leaves alone."""
 _SHORT = 2  # batches of a short epoch
@@ -53,13 +53,15 @@ class Reference(Watch):
     """The watch of the script without sharding. Each step begins with the weights of the sharded run at that
     step, from `weights` (a file for each step), and steps with the gradients that the sharded run read, so
     that each difference is found only once. `moves`: the share of itself by which each weight is changed at
-    random; `follows`: gradients follow what is gathered; `prefixed`: names have the wrappers' parts."""
+    random; `follows`: gradients follow what is sent; `prefixed`: names have the wrappers' parts;
+    `shared`: values besides parameters that each rank takes from rank 0."""
 
     def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, weights: Path, scale: float):
         super().__init__(own_files, folder, rank, steps)
         self._weights, self._scale = weights, scale
         self.moves, self._generator = 0.0, torch.Generator().manual_seed(rank)
         self.follows = self.prefixed = False
+        self.silent = self.shared = frozenset[str]()
         self._parameters: dict[str, nn.Parameter] = {}
         self._known: Set[int] = frozenset()
         self._aliases: dict[str, str] = {}
@@ -71,9 +73,12 @@ class Reference(Watch):
         self._sparse: set[str] = set()
         self._hooked = False  # whether the script all-reduces something in a backward
         self._given: list[torch.Tensor | None] = []
+        for name in ("all_gather", "all_gather_into_tensor", "all_to_all_single", "all_reduce", *SENDS):
+            around(dist, name, self._sending_on)
         around(dist, "all_reduce", self._adding)
-        for name in ("all_gather", "all_gather_into_tensor"):
-            around(dist, name, self._gathering)
+        function: Any = torch.autograd.Function
+        apply = function.apply.__func__
+        function.apply = classmethod(lambda *args, **kwargs: self._applying(apply, *args, **kwargs))
         around(BatchSampler, "__iter__", self._batches)
         for name in ("named_parameters", "named_modules"):
             around(nn.Module, name, self._naming)
@@ -83,6 +88,10 @@ class Reference(Watch):
         self._find()
         if self.count:
             self._write_updated()
+        beside = kept_beside(self._own_files, sys._getframe(1)) if self.shared else {}
+        for name in sorted(self.shared & beside.keys()):
+            _broadcast(dense := beside[name].detach().cpu().contiguous(), 0)
+            beside[name].detach().copy_(dense)
         saved = self._saved(self.count)
         self._given = saved["added"][self.rank] if saved.get("added") else []
         with torch.no_grad():
@@ -220,22 +229,26 @@ class Reference(Watch):
             tensor.detach().copy_(before)
         return done
 
-    def _gathering(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Gather; if `follows`, the output gets the gradient of the joint loss."""
-        done = original(*args, **kwargs)
-        if not self.follows or not carries_gradient(*args, **kwargs):
-            return done
-        if done is not None:
-            done.wait()
-        names = list(inspect.signature(original).parameters)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        into, own = given[names[0]], given[names[1]]
-        joint = torch.stack(differentiable.all_gather(own, given.get("group") or dist.group.WORLD))
-        joint.register_hook(self._following)
-        into = into if isinstance(into, list) else [into]
-        for each, part in zip(into, joint.reshape(len(into), *into[0].shape), strict=True):
-            each.copy_(part)
-        return done
+    def _sending_on(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Send; `follows`: the output gets the gradient that the joint loss has there."""
+        own = sent(original, *args, **kwargs) if self.follows and not self._depth else []
+        if not own or function_of(self._own_files, sys._getframe(2))[1] is not None:
+            return original(*args, **kwargs)
+        with torch.enable_grad():
+            into, whole = joint(original, own[0], *args, **kwargs)
+            whole.register_hook(self._following)
+            for each, part in zip(into, whole.reshape(len(into), *into[0].shape), strict=True):
+                each.copy_(part)
+        return _nothing() if kwargs.get("async_op") else None
+
+    def _applying(self, original: Any, kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call an autograd function; `follows`: one that is `silent` in backward gets autograd's own."""
+        if not self.follows or f"{kind.__name__}Backward" not in self.silent:
+            return original(kind, *args, **kwargs)
+        made = kind.forward(Context(), *args, **kwargs)
+        if not isinstance(made, torch.Tensor) or not made.requires_grad:
+            raise NotComparedError(f"what {kind.__name__} sends and does not send back")
+        return made
 
     def _following(self, gradient: torch.Tensor) -> None:
         self.record.follows |= bool(gradient.any())

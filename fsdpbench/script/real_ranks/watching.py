@@ -4,7 +4,6 @@ import collections
 import contextlib
 import functools
 import gc
-import hashlib
 import random
 import re
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
@@ -30,8 +30,9 @@ from fsdpbench.base.errors import PicklableError
 from fsdpbench.script.interposing import around
 from fsdpbench.script.model_blocks import roots
 from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.script.real_ranks import pieces
 from fsdpbench.script.real_ranks.loss_divisors import Divided, divided
-from fsdpbench.script.real_ranks.pieces import Held, Names, Piece, held_parameters, held_tensor, keep
+from fsdpbench.script.real_ranks.sending import SENDS, sends_all_of_one, sent
 from fsdpbench.script.steps import MeasuredAllError
 
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
@@ -68,9 +69,9 @@ class StepRecord:
     the line of the first `DataLoader`. In the reference: `mean` of all ranks' gradients, `bound`, the
     mean of their magnitudes, and `local` gradients of each microbatch."""
 
-    held: Mapping[str, Held]
-    clipped: Mapping[str, Piece | None] | None = None
-    unclipped: Mapping[str, Piece | None] = field(default_factory=dict)
+    held: Mapping[str, pieces.Held]
+    clipped: Mapping[str, pieces.Piece | None] | None = None
+    unclipped: Mapping[str, pieces.Piece | None] = field(default_factory=dict)
     """Gradients before torch clips them by their norm."""
     losses: list[float] = field(default_factory=list)
     divided: list[Divided] = field(default_factory=list)
@@ -110,15 +111,18 @@ class StepRecord:
     """The line where the script reduced or gathered whole numbers instead of gradients."""
     seed: int = 0  # set when the first optimizer was created
     order: tuple[int, int] | None = None  # seed and epoch of the sampler that shuffles for training
-    dropped: str = ""  # the line that gathers a tensor and loses its gradient
+    dropped: str = ""  # the line that sends a tensor and loses its gradient
+    silent: frozenset[str] = frozenset()
+    """The script's autograd functions that send tensors in forward, and none in backward."""
     follows: bool = False  # in the reference: whether such a gradient was not zero
     changed: frozenset[str] = frozenset()  # weights that the last step changed
     scaled_clip: str = ""  # the line that clips scaled gradients
-    facts: Mapping[str, object] = field(default_factory=dict)  # must be equal on all ranks
+    facts: dict[str, object] = field(default_factory=dict)  # must be equal on all ranks
     settings: Mapping[str, object] = field(default_factory=dict)
     """Whether each parameter trains, and the numeric settings of its optimizer's group."""
     largest: list[float] = field(default_factory=list)
     """Single numbers of which an all-reduce returned the largest of all ranks."""
+    kept: Mapping[str, str] = field(default_factory=dict)  # digests of values kept besides parameters
     made: str = ""  # the line that created the first optimizer
 
 
@@ -143,7 +147,7 @@ class Watch:
         self.count = 0
         self.folder, self.rank, self.steps = folder, rank, steps
         self.record = StepRecord({})
-        self._own_files, self._names = own_files, Names()
+        self._own_files, self._names = own_files, pieces.Names()
         self.seed, self._unset = 0, torch.initial_seed()
         self._orders = dict[int, tuple[int, int]]()  # of samplers
         self.epochs: Path | None = None  # file for whether the second repeats the first
@@ -159,9 +163,13 @@ class Watch:
         self._kept = set[int]()  # parameters with gradients before the first backward of a step
         self._depth = self._since = 0  # running backwards; backwards since the last forward
         self._begins, self._steps = True, False
-        self._begun: Mapping[str, Held] = {}
+        self._begun: Mapping[str, pieces.Held] = {}
         self._stepping = self._reduces = self._reduces_by_hand = False
         self._votes = ""
+        self._silent, self._answering = dict[str, str](), set[str]()
+        self._receives = False  # whether the script hands a gradient to a backward, as a stage does
+        for name in SENDS:
+            around(dist, name, functools.partial(_sending, self))
         for name in (*_REDUCTIONS, *_EXCHANGES, *_GATHERS):
             if hasattr(dist, name):  # `reduce_scatter_single` is new in torch 2.13
                 around(dist, name, self._calling)
@@ -184,10 +192,10 @@ class Watch:
         """Return the line that wrapped each parameter."""
         return {}
 
-    def held(self) -> dict[str, Held]:
+    def held(self) -> dict[str, pieces.Held]:
         """Return this rank's parameters."""
-        others = {name: held_tensor(each) for name, each in self._reached.items()}
-        return held_parameters(optimized(*self._optimizers), self._names) | others
+        others = {name: pieces.held_tensor(each) for name, each in self._reached.items()}
+        return pieces.held_parameters(optimized(*self._optimizers), self._names) | others
 
     def _making(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
@@ -214,7 +222,7 @@ class Watch:
         if sampler.shuffle:
             order = sampler.seed, sampler.epoch
             if self.epochs is not None and self._reads == self._sampler:
-                keep(self._orders[self._reads] == order, self.epochs)
+                pieces.keep(self._orders[self._reads] == order, self.epochs)
                 raise MeasuredAllError
             self._orders[self._sampler] = order
         return original(sampler)
@@ -228,13 +236,13 @@ class Watch:
             tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
             kinds = {each.dtype for each in tensors if each.numel() > 1 and each.is_floating_point()}
             self.record.low = max([self.record.low, *(torch.finfo(kind).eps for kind in kinds)])
-        if name in _GATHERS[:2] and carries_gradient(*args, **kwargs):
-            self.record.dropped = self.record.dropped or self._own_files.line() or ""
+        _note_sent(self, original, *args, **kwargs)
         part = kwargs.get("group") is not None and kwargs["group"].size() < dist.get_world_size()
         if self._depth and (part or name in _EXCHANGES):
             self.record.splits |= caller == differentiable.__file__ or self._own_files.has(caller)
-        if name == "all_reduce" and torch.is_grad_enabled() and args and args[0].grad_fn is not None:
-            args = (args[0].detach().clone(), *args[1:])  # a loss, whose gradient would be lost
+        is_loss = name == "all_reduce" and args and args[0].grad_fn is not None and args[0].numel() == 1
+        if is_loss and torch.is_grad_enabled():
+            args = (args[0].detach().clone(), *args[1:])  # its gradient would be lost
         if self._own_files.has(caller) and (self.record.losses or self._stepping):
             self._by_hand(name, *args, *kwargs.values())
         with torch.no_grad():
@@ -284,7 +292,7 @@ class Watch:
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         if tensors and len(self.record.inputs) <= len(self.record.losses) * 8:
             with contextlib.suppress(RuntimeError):  # tensors of torch.func have no storage
-                self.record.inputs += _digest(tensors[0])
+                self.record.inputs += pieces.digest_of(tensors[0])
             last = 1 if tensors[0].is_floating_point() and tensors[0].ndim > 1 else 0
             self.record.summands = max(1, *tensors[0].shape[: tensors[0].ndim - last])
 
@@ -302,6 +310,7 @@ class Watch:
             lines = f"{self._own_files.line() or ''} {self._own_files.lines()} {self._since}"
             given = next(iter(args), kwargs.get("grad_tensors"))
             factor = float(given) if isinstance(given, torch.Tensor) and given.numel() == 1 else 1.0
+            self._receives |= isinstance(given, torch.Tensor) and given.unique().numel() > 1
             self.record.divided.append(divided(first, lines, factor))
             self._reads = self._reads or self._sampler or -1
             self.record.order = self._orders.get(self._reads)
@@ -351,9 +360,13 @@ class Watch:
         self.record.reduces, self.record.waits = self._reduces, bool(self._waiting)
         self.record.by_hand, self.record.votes = self._reduces_by_hand, self._votes
         self.record.seed, self.record.made = self.seed, self._made
+        silent = sorted(self._silent.keys() - self._answering)
+        self.record.silent = frozenset(silent)
+        lines = [self.record.dropped, *map(self._silent.__getitem__, silent)]
+        self.record.dropped = "" if self._receives else next(filter(None, lines), "")
         self.record.settings = {name: (each.trains, groups.get(each.identity)) for name, each in held.items()}
         self.settle()
-        keep(self.record, record_path(self.folder, self.rank, self.count))
+        pieces.keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
 
     def _lead(self, optimizer: torch.optim.Optimizer) -> None:
@@ -386,13 +399,35 @@ class Watch:
     def finish(self) -> None:
         """Write the weights after the last step."""
         last = StepRecord(self.held(), reduces=self._reduces, votes=self._votes, changed=self.record.changed)
-        keep(last, record_path(self.folder, self.rank, self.count))
+        pieces.keep(last, record_path(self.folder, self.rank, self.count))
 
 
-def carries_gradient(*args: Any, **kwargs: Any) -> bool:
-    """Return whether a gather's input has a gradient, which its output lacks."""
-    given = args[1] if len(args) > 1 else kwargs.get("tensor", kwargs.get("input_tensor"))
-    return torch.is_grad_enabled() and isinstance(given, torch.Tensor) and given.requires_grad
+def _sending(watch: Watch, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _note_sent(watch, original, *args, **kwargs)
+    return original(*args, **kwargs)
+
+
+def _note_sent(watch: Watch, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Note what is sent without its gradient: by an autograd function, if its backward sends nothing."""
+    kind, inside = function_of(watch._own_files, sys._getframe(1))
+    if inside is None:
+        if not watch._depth and sent(original, *args, **kwargs):
+            watch.record.dropped = watch.record.dropped or watch._own_files.line() or ""
+    elif watch._depth:
+        watch._answering.add(kind)
+    elif inside.f_code.co_name == "forward" and sends_all_of_one(inside, original, *args, **kwargs):
+        watch._silent.setdefault(kind, watch._own_files.line() or "")
+
+
+def function_of(own_files: OwnFiles, frame: FrameType | None) -> tuple[str, FrameType | None]:
+    """Return name and frame of the script's autograd function that runs, None without one."""
+    while frame is not None:
+        is_own = own_files.has(frame.f_code.co_filename)
+        first = next(iter(frame.f_locals.values()), None) if is_own else None
+        if isinstance(first, FunctionCtx):
+            return type(first).__name__, frame
+        frame = frame.f_back
+    return "", None
 
 
 def optimized(*optimizers: torch.optim.Optimizer | None) -> dict[int, nn.Parameter]:
@@ -434,8 +469,8 @@ class ShardedWatch(Watch):
         scaler = torch.amp.GradScaler
         for kind, name in ((scaler, "scale"), (scaler, "unscale_"), (ShardedGradScaler, "unscale_")):
             around(kind, name, self._scaling)
-        self._factor = 0.0  # a scaler's, until gradients are unscaled
-        self._buffers: dict[str, str] = {}
+        around(torch.optim.lr_scheduler.ReduceLROnPlateau, "step", self._following_metric)
+        self._metric, self._factor = "", 0.0  # the factor of a scaler, until gradients are unscaled
         self._calls = Calls(own_files)
         self._known: dict[str, Wrapping] = {}
         super().__init__(own_files, folder, rank, steps)
@@ -452,6 +487,10 @@ class ShardedWatch(Watch):
         done = original(scaler, *args, **kwargs)
         self._factor = scaler.get_scale() if original.__name__ == "scale" else 0.0
         return done
+
+    def _following_metric(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self._metric = f"{float(args[1] if len(args) > 1 else kwargs['metrics']):.4g}"
+        original(*args, **kwargs)
 
     def _with_other_weights(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._begins and self._optimizers and torch.is_grad_enabled():
@@ -481,7 +520,8 @@ class ShardedWatch(Watch):
     def begin(self) -> None:
         """Keep the weights of this moment: forwards, and code between them, may change them."""
         self.record.grouped, self.record.hook, self._begun = self._grouped, self._hook, self.held()
-        self._factor, self._buffers = 0.0, {} if self.count else _buffers()
+        self.record.kept = _digests(pieces.kept_beside(self._own_files, sys._getframe(1)))
+        self._factor = 0.0
 
     def stepped(self) -> None:
         """Note what the step changed."""
@@ -494,8 +534,11 @@ class ShardedWatch(Watch):
         if len(self.record.losses) == 1:
             every = [each for root in roots() for each in root.modules()]
             trained = [each for each in every if any(p.requires_grad for p in each.parameters(recurse=False))]
-            same = dict(self._buffers.items() & _buffers().items()) if self._buffers else {}
-            self.record.facts = {"the mode of modules": any(each.training for each in trained), **same}
+            buffers = {} if self.count else pieces.kept_beside(self._own_files, None)
+            now = _digests({name: each for name, each in buffers.items() if each.numel() > 1})
+            kept = dict(now.items() & self.record.kept.items())
+            self.record.facts = {"the mode of modules": any(each.training for each in trained), **kept}
+            self.record.facts |= {"what ReduceLROnPlateau is given": self._metric}
         super().backward(run)
 
     def wrapping(self) -> Mapping[str, Wrapping]:
@@ -520,17 +563,10 @@ class ShardedWatch(Watch):
         return dict(found)
 
 
-def _digest(tensor: torch.Tensor) -> str:
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return hashlib.sha256(content).hexdigest()[:8]
-
-
-def _buffers() -> dict[str, str]:
-    """Return digests of all floating-point buffers with several elements, by name and root."""
-    models = enumerate(roots())
-    every = [(f"buffer {name} ({at})", each) for at, model in models for name, each in model.named_buffers()]
-    real = {name: each for name, each in every if each.is_floating_point() and each.numel() > 1}
-    return {name: _digest(each) for name, each in real.items() if not each.is_meta}
+def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return digests by name; those of several equal numbers, as before a first step, begin with `=`."""
+    plain = {name: each.unique().numel() < min(2, each.numel()) for name, each in tensors.items()}
+    return {name: "=" * plain[name] + pieces.digest_of(each) for name, each in tensors.items()}
 
 
 def _refusing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -50,6 +50,16 @@ optimizer = Reducing(model.parameters(), lr=0.1)
 """
 RIGHT = {
     "spawned": SPAWNED,
+    "weights loaded onto the GPU": """
+dist.init_process_group("nccl")
+model = net().cuda()
+torch.save(model.state_dict(), f"weights{dist.get_rank()}.pt")
+for where in ("cuda", "cuda:0", {"cpu": "cuda"}, torch.device("cuda")):
+    model.load_state_dict(torch.load(f"weights{dist.get_rank()}.pt", map_location=where))
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    + TRAIN,
     "FSDP1's mixed precision, which leaves inputs of inner units": """
 from torch.distributed.fsdp import MixedPrecision
 class Turned(nn.Module):
