@@ -13,15 +13,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from fsdpbench.base import reading
 from fsdpbench.base.files.documents import converted, to_json
-from fsdpbench.base.reading import (
-    LARGEST_JSON,
-    JsonObject,
-    UnreadableError,
-    all_on_one_line,
-    one_line,
-    read_bytes,
-)
 from fsdpbench.base.result_sections import MemoryAccount, ObservedScript, PlaceholderDecision, ScriptReport
 
 Span = tuple[int | float, int | float]
@@ -269,11 +262,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: int = 1
-    config: JsonObject | None = None
+    config: reading.JsonObject | None = None
     device: str = ""
-    hardware: JsonObject | str | None = None
+    hardware: reading.JsonObject | str | None = None
     software: str | None = None
-    environment: JsonObject | None = None
+    environment: reading.JsonObject | None = None
     status: Status
     cause: Cause | str | None = None
     compiled: bool | None = None
@@ -297,20 +290,20 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     interval: Interval | None = None
     trace_trusted: bool | None = None
     trace_warnings: list[str] | None = None
-    verdict: JsonObject | None = None
-    late_all_gathers: JsonObject | None = None
-    work: JsonObject | None = None
-    unknown_operators: JsonObject | None = None
+    verdict: reading.JsonObject | None = None
+    late_all_gathers: reading.JsonObject | None = None
+    work: reading.JsonObject | None = None
+    unknown_operators: reading.JsonObject | None = None
     script: ScriptReport | None = None
     placeholder_decisions: list[PlaceholderDecision] | None = None
-    redirected_files: JsonObject | list[str] | None = None
+    redirected_files: reading.JsonObject | list[str] | None = None
     rank_check: RankComparison | None = None
     sanitizer: SanitizerReport | None = None
     memory_account: MemoryAccount | None = None
-    compilation: JsonObject | None = None
-    memory_traffic: JsonObject | None = None
+    compilation: reading.JsonObject | None = None
+    memory_traffic: reading.JsonObject | None = None
     soak: SoakReport | None = None
-    graph: JsonObject | None = None
+    graph: reading.JsonObject | None = None
     buffer_rows: dict[str, float] | None = None
     unread_settings: list[str] | None = None
     network_share: float | None = None
@@ -318,7 +311,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     bench: Bench | None = None
     folder: str | None = None
     repeats: Repeats | None = None
-    content: JsonObject = {}
+    content: reading.JsonObject = {}
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
@@ -330,7 +323,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         named = {**content, "content": content} if isinstance(content, Mapping) else content
         return converted(named, cls)
 
-    def to_dict(self) -> JsonObject:
+    def to_dict(self) -> reading.JsonObject:
         """Return the content to write to `result.json`, including keys that have no field."""
         return self.content
 
@@ -410,15 +403,15 @@ class FolderContentError(Exception):
 class ConfigFile(msgspec.Struct, frozen=True):
     """`config.json`: the requested configuration."""
 
-    settings: JsonObject
+    settings: reading.JsonObject
     name: str = ""
     key: str = ""
     model: str = ""
-    shape: JsonObject | None = None
+    shape: reading.JsonObject | None = None
     parameters: int | None = None
     system: str = ""
     device: str = ""
-    hardware: JsonObject | str | None = None
+    hardware: reading.JsonObject | str | None = None
     gpus: int | None = None
     gpus_per_node: int | None = None
     gpus_used_per_node: int | None = None
@@ -429,25 +422,25 @@ class ConfigFile(msgspec.Struct, frozen=True):
 FileT = TypeVar("FileT", ConfigFile, Result)
 
 
-def read_file(path: Path, kind: type[FileT]) -> tuple[FileT, JsonObject]:
+def read_file(path: Path, kind: type[FileT]) -> tuple[FileT, reading.JsonObject]:
     """Return one of the two files as its type, and its whole content.
 
     Raises:
         FolderContentError: the file is missing, unreadable, cut off, not JSON, or a field is of a wrong type.
     """
     try:
-        content = read_bytes(path, LARGEST_JSON)
-    except UnreadableError as error:
+        content = reading.read_bytes(path, reading.LARGEST_JSON)
+    except reading.UnreadableError as error:
         if not path.exists():
             raise FolderContentError(f"{path.name} is missing") from None
         raise FolderContentError(f"{path.name} {error.reason}") from None
     try:
         # Made printable once, here: terminals, Markdown and pages show the strings as they are read.
-        decoded = all_on_one_line(msgspec.json.decode(content))
+        decoded = reading.all_on_one_line(msgspec.json.decode(content))
         if kind is Result:
             return Result.of(decoded), decoded  # type: ignore[return-value]
         return converted(decoded, kind), decoded
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FolderContentError(f"{path.name} ({len(content)} bytes): {one_line(error)}") from None
+        raise FolderContentError(f"{path.name} ({len(content)} bytes): {reading.one_line(error)}") from None
     except RecursionError:
         raise FolderContentError(f"{path.name}: nested too deeply") from None

@@ -3,8 +3,6 @@
 FLOPs count only matrix products, convolutions and attention; their backward costs twice their forward.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -151,11 +149,11 @@ class Workload(ABC):
 
     @property
     @abstractmethod
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
+    def block_classes(self) -> "tuple[type[nn.Module], ...]":
         """Return the module classes that are one FSDP unit each with `wrap=block`."""
 
     @abstractmethod
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> "nn.Module":
         """Return the module, built on the current default device (`with torch.device(...)`).
 
         Every submodule that owns parameters has a `reset_parameters()`, so a module built on `meta` can be
@@ -171,11 +169,11 @@ class Workload(ABC):
         seq: int | None,
         seed: int,
         rank: int,
-        device: torch.device | str,
+        device: "torch.device | str",
         data: Path | None = None,
         *,
         world_size: int | None = None,
-    ) -> Iterator[Batch]:
+    ) -> "Iterator[Batch]":
         """Yield endless microbatches of one rank on `device`; equal arguments give equal batches.
 
         Without `data` they are synthetic. With `data`, each rank reads its own share, which requires
@@ -191,7 +189,7 @@ class Workload(ABC):
 
         return self.microbatches(Feed(batch, seed, rank, torch.device(device), data, world_size), seq)
 
-    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+    def microbatches(self, feed: "Feed", seq: int | None) -> "Iterator[Batch]":
         """Yield the batches of `batches`; a family defines this method, or `batches`."""
         raise NotImplementedError(f"{type(self).__name__} defines neither microbatches() nor batches()")
 
@@ -303,7 +301,7 @@ class Shaped(Workload, Generic[S]):
         # Fields are plain values; `asdict` would copy each of them.
         return {each.name: getattr(self.spec, each.name) for each in fields(self.spec)}  # type: ignore[arg-type]
 
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> "nn.Module":
         checkpointing = ActivationCheckpointing.parse(activation_checkpointing)
         model_class: type[nn.Module] = getattr(import_module(self.code), self.model_class)
         return model_class(*self.arguments(seq), checkpointing)
@@ -314,7 +312,7 @@ class Shaped(Workload, Generic[S]):
         return (self.spec,)
 
     @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
+    def block_classes(self) -> "tuple[type[nn.Module], ...]":
         return tuple(getattr(import_module(self.code), name) for name in self.names_of_blocks)
 
 
@@ -357,7 +355,7 @@ class NextTokenWorkload(Shaped[L], TokenWorkload):
         """Return the number of weights in the linear layers of block `layer`."""
         return sum(each.inputs * each.outputs for each in self.products(layer))
 
-    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+    def microbatches(self, feed: "Feed", seq: int | None) -> "Iterator[Batch]":
         from fsdpbench.workloads.inputs import token_batches
 
         return token_batches(feed, vocab=self.spec.vocab, seq=self.resolve_seq(seq))
@@ -395,7 +393,7 @@ I = TypeVar("I", bound=ImageShape)  # noqa: E741
 class VisionWorkload(Shaped[I], SampleWorkload):
     """A model that classifies images."""
 
-    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+    def microbatches(self, feed: "Feed", seq: int | None) -> "Iterator[Batch]":
         from fsdpbench.workloads.inputs import image_batches
 
         self.resolve_seq(seq)

@@ -17,17 +17,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fsdpbench.base.configuration.config import ShapeValue
+from fsdpbench.workloads import tensor_plan as plans
 from fsdpbench.workloads.base import TRAINING_BYTES, BlockFlops, ForwardFlops, Workload
 from fsdpbench.workloads.decoder.workload import BufferRows, HasBuffers
 from fsdpbench.workloads.shape import DTYPE_BYTES, WorkloadError, error_text
-from fsdpbench.workloads.tensor_plan import (
-    ATTENTION_LAYERS,
-    ROUTERS,
-    HasProducts,
-    HasTensorPlan,
-    Product,
-    TensorPlan,
-)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,11 +64,11 @@ class Lora:
 
     def takes(self, name: str) -> bool:
         """Return whether a block's layer called `name` gets an adapter."""
-        if name in ROUTERS:
+        if name in plans.ROUTERS:
             return False
         if self.targets == ALL:
             return True
-        return name in (ATTENTION_LAYERS if self.targets == ATTENTION else self.targets.split("+"))
+        return name in (plans.ATTENTION_LAYERS if self.targets == ATTENTION else self.targets.split("+"))
 
 
 class LoraWorkload(Workload):
@@ -86,12 +79,12 @@ class LoraWorkload(Workload):
     """
 
     def __init__(self, base: Workload, lora: Lora) -> None:
-        if not isinstance(base, HasProducts):
+        if not isinstance(base, plans.HasProducts):
             raise WorkloadError(error_text("lora.family", base.name, base.family))
         self.base, self.name, self.family = base, base.name, base.family
         self._lora = lora
         self._blocks = [base.products(layer) for layer in range(base.block_count)]
-        names = {product.name for product in self._blocks[0]} - ROUTERS
+        names = {product.name for product in self._blocks[0]} - plans.ROUTERS
         listed = ", ".join(sorted(names))
         if not any(lora.takes(name) for name in names):
             raise WorkloadError(error_text("lora.targets", base.name, lora.targets, listed))
@@ -126,9 +119,9 @@ class LoraWorkload(Workload):
         others = self.base.parameters - in_four_bits
         return in_four_bits // 2 + (scales + others) * itemsize + TRAINING_BYTES * self.adapter_parameters
 
-    def _four_bit_products(self) -> list[Product]:
+    def _four_bit_products(self) -> list[plans.Product]:
         """Return the layers of all blocks that are in 4 bits."""
-        return [each for products in self._blocks for each in products if each.name not in ROUTERS]
+        return [each for products in self._blocks for each in products if each.name not in plans.ROUTERS]
 
     @property
     def is_causal(self) -> bool:
@@ -158,8 +151,8 @@ class LoraWorkload(Workload):
     def resolve_seq(self, seq: int | None) -> int | None:
         return self.base.resolve_seq(seq)
 
-    def tensor_plan(self) -> TensorPlan:
-        if not isinstance(self.base, HasTensorPlan):
+    def tensor_plan(self) -> plans.TensorPlan:
+        if not isinstance(self.base, plans.HasTensorPlan):
             raise WorkloadError(f"the family {self.family} has no plan; decoder, gpt, llama and t5 have one")
         return self.base.tensor_plan()
 
@@ -193,7 +186,7 @@ class _Walk:
         self.lora, self.parallel, self.learns = lora, parallel, learns
         self.frozen = self.first = 0
 
-    def block(self, block: BlockFlops, products: Sequence[Product]) -> BlockFlops:
+    def block(self, block: BlockFlops, products: Sequence[plans.Product]) -> BlockFlops:
         """Return the block's FLOPs with adapters; update `frozen` and `first` (see `ForwardFlops`)."""
         entering, narrow, found = self.learns, False, []
         pairs = zip(products, block.products, strict=False)
@@ -217,7 +210,7 @@ class _Walk:
             empty=block.empty,
         )
 
-    def _product(self, product: Product, flops: int, reading: bool) -> list[int]:
+    def _product(self, product: plans.Product, flops: int, reading: bool) -> list[int]:
         """Return the FLOPs of a product and its adapter's two; `reading`: its input depends on adapters."""
         self.frozen += flops
         self.first += 0 if reading else flops

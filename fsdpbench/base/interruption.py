@@ -13,8 +13,6 @@ Children die with their parent (`die_with_parent`), so a process that is killed 
 Every command imports this module first, so it imports only light modules.
 """
 
-from __future__ import annotations
-
 import _signal  # type: ignore[import-not-found]  # Python's own `signal` takes milliseconds to import
 import _thread
 import os
@@ -106,7 +104,7 @@ def forget() -> None:
     _interruption.number = 0
 
 
-def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+def _unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
     """Exit without output on an `Interrupted` in a finalizer, which Python would print instead of raise."""
     if isinstance(unraisable.exc_value, Interrupted):
         os.kill(os.getpid(), _interruption.number)  # `_raise` has restored its default action

@@ -27,15 +27,7 @@ from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.engine.devices import make_device
 from fsdpbench.engine.devices.base import Device, Placement
-from fsdpbench.engine.measuring.soak import (
-    Batch,
-    ShapedBatches,
-    Soak,
-    TrainingLoop,
-    mean_flops,
-    mean_tokens,
-    shapes_of,
-)
+from fsdpbench.engine.measuring import soak as soaking
 from fsdpbench.engine.measuring.warmup import TimedSteps, time_and_trace, warm_up
 from fsdpbench.engine.results.records import Status, trace_path, write_record
 from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
@@ -116,7 +108,7 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
         record.step_work = device.step_work(loop.step)
 
 
-def _note_program(config: Config, device: Device, loop: TrainingLoop, record: RankRecord) -> None:
+def _note_program(config: Config, device: Device, loop: soaking.TrainingLoop, record: RankRecord) -> None:
     """Add to `record` what the run showed about the program: operators of unknown cost, compiled graphs (a
     simulated device knows more about them than Dynamo), settings that nothing read."""
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
@@ -146,10 +138,10 @@ def _soak(
 ) -> None:
     """Run all steps of a soak, each timed, instead of warm-up, timed and traced steps."""
     assert config.soak is not None
-    settings, shapes = config.settings, shapes_of(config)
+    settings, shapes = config.settings, soaking.shapes_of(config)
     in_full = software_of(config).checkpointing.reentrant
-    model, hardware = mean_flops(workload, shapes, settings.recomputed, in_full)
-    group, tokens = Degrees.of(config).group, mean_tokens(shapes)
+    model, hardware = soaking.mean_flops(workload, shapes, settings.recomputed, in_full)
+    group, tokens = Degrees.of(config).group, soaking.mean_tokens(shapes)
     record.flops_per_step = {"model": model / group, "hardware": hardware / group}
     record.tokens_per_step = None if tokens is None else _share(tokens, group)
     losses: list[float] = []
@@ -160,10 +152,10 @@ def _soak(
             losses.append(value)
 
     loop = _training_loop(config, placement, device, workload, note_loss)
-    batches = ShapedBatches(_maker_of_batches(config, placement, device, workload), settings.seed)
+    batches = soaking.ShapedBatches(_maker_of_batches(config, placement, device, workload), settings.seed)
     loop.batches = batches
     device.settle()
-    soak = Soak(config.soak, shapes)
+    soak = soaking.Soak(config.soak, shapes)
     record.soak = soak.record
     if config.soak.lengths is not None:
         record.buffer_rows = None  # differs from step to step
@@ -175,13 +167,13 @@ def _soak(
 
 def _maker_of_batches(
     config: Config, placement: Placement, device: Device, workload: Workload
-) -> Callable[[int, int | None, int], Iterator[Batch]]:
+) -> Callable[[int, int | None, int], Iterator[soaking.Batch]]:
     """Return a function (rows, tokens, seed) that yields batches of this size forever."""
     data = Path(config.data) if config.data else None
     where, degrees = device.torch_device, Degrees.of(config)
     rank, world = degrees.data_rank(placement.rank), degrees.data
 
-    def make(rows: int, tokens: int | None, seed: int) -> Iterator[Batch]:
+    def make(rows: int, tokens: int | None, seed: int) -> Iterator[soaking.Batch]:
         return workload.batches(rows, tokens, seed, rank, where, data=data, world_size=world)
 
     return make
@@ -221,7 +213,7 @@ def _training_loop(
     device: Device,
     workload: Workload,
     on_loss: Callable[[torch.Tensor], None],
-) -> TrainingLoop:
+) -> soaking.TrainingLoop:
     system, settings = get_system(config.system), config.settings
     asked = watched(config)
     context = BuildContext(asked, workload, device.torch_device, _deferred(config, workload, device))
@@ -229,7 +221,7 @@ def _training_loop(
     seq = workload.resolve_seq(settings.seq)
     batches = _maker_of_batches(config, placement, device, workload)(settings.batch, seq, settings.seed)
     optimizer = system.make_optimizer(model, asked)
-    loop = TrainingLoop(asked, system, model, optimizer, batches, device.torch_device, on_loss)
+    loop = soaking.TrainingLoop(asked, system, model, optimizer, batches, device.torch_device, on_loss)
     loop.around_microbatch = device.trainer(model)
     device.capture(loop)
     return loop

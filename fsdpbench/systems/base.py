@@ -4,8 +4,6 @@ A setting that a system lacks is in `absent`; a value that it does not support i
 are *not applicable*: never a point of a sweep, reported once, and never silently ignored.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from abc import ABC, abstractmethod
@@ -41,11 +39,11 @@ class BuildContext:
 
     config: Config
     workload: Workload
-    device: torch.device
+    device: "torch.device"
     deferred: bool
     """Build on the meta device and materialize after sharding, if one rank cannot hold the whole model."""
 
-    def build_model(self) -> nn.Module:
+    def build_model(self) -> "nn.Module":
         """Build the unwrapped model with seeded weights, on the meta device if deferred."""
         from fsdpbench.systems.training import build_model
 
@@ -126,28 +124,28 @@ class System(ABC):
         }
 
     @abstractmethod
-    def wrap(self, context: BuildContext) -> nn.Module:
+    def wrap(self, context: BuildContext) -> "nn.Module":
         """Build the model and wrap it. The result is called as `model(*batch) -> loss`."""
 
-    def make_optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    def make_optimizer(self, model: "nn.Module", config: Config) -> "torch.optim.Optimizer":
         """Make the optimizer of the wrapped model. Its `step` and `zero_grad` end a step."""
         from fsdpbench.systems.training import make_optimizer
 
         return make_optimizer(config.settings, model, workload_of(config).block_classes, self.make_muon)
 
-    def make_muon(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_muon(self, matrices: "list[nn.Parameter]") -> "torch.optim.Optimizer":
         """Make Muon for this system's users; by default torch's."""
         import torch
 
         return torch.optim.Muon(matrices, lr=1e-3)
 
-    def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
+    def forward_context(self, config: Config, device: "torch.device") -> AbstractContextManager[object]:
         """Return a context manager for each forward."""
         return nullcontext()
 
     def microbatch_of(
-        self, model: nn.Module, batch: tuple[torch.Tensor, ...]
-    ) -> AbstractContextManager[tuple[torch.Tensor, ...]]:
+        self, model: "nn.Module", batch: "tuple[torch.Tensor, ...]"
+    ) -> "AbstractContextManager[tuple[torch.Tensor, ...]]":
         """Return a context manager for forward and backward of `batch` that yields this rank's part of it."""
         return nullcontext(batch)
 
@@ -155,17 +153,17 @@ class System(ABC):
         """Return a context manager for each backward."""
         return nullcontext()
 
-    def microbatch(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[object]:
+    def microbatch(self, model: "nn.Module", *, sync: bool) -> AbstractContextManager[object]:
         """Return a context manager for one microbatch; with `sync` False its gradients are not reduced."""
         return nullcontext()
 
-    def clip(self, model: nn.Module, largest: float) -> None:
+    def clip(self, model: "nn.Module", largest: float) -> None:
         """Clip the total norm of all gradients, including those of other ranks, to `largest`."""
         from fsdpbench.systems.training import clip_gradients
 
         clip_gradients(model.parameters(), largest)
 
-    def backward(self, model: nn.Module, loss: torch.Tensor, *, is_last: bool) -> None:
+    def backward(self, model: "nn.Module", loss: "torch.Tensor", *, is_last: bool) -> None:
         """Run backward of one microbatch. `loss` is already scaled; `is_last`: the step's last microbatch."""
         loss.backward()
 

@@ -1,7 +1,5 @@
 """`fully_shard` (per-parameter sharding), ours and PyTorch's."""
 
-from __future__ import annotations
-
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,7 +43,7 @@ class _FullyShardSystem(System):
     def _extras(self, context: BuildContext) -> Mapping[str, Any]:
         """Return the arguments of `fully_shard` that only this FSDP2 has."""
 
-    def wrap(self, context: BuildContext) -> nn.Module:
+    def wrap(self, context: BuildContext) -> "nn.Module":
         import torch
 
         from fsdpbench.systems import training, wrapping
@@ -90,22 +88,22 @@ class _FullyShardSystem(System):
         training.compile_as_asked(model, units, settings)
         return model
 
-    def make_optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    def make_optimizer(self, model: "nn.Module", config: Config) -> "torch.optim.Optimizer":
         from fsdpbench.systems.training import scale_after_steps
 
         optimizer = super().make_optimizer(model, config)
         scale_after_steps(model, optimizer, config.settings)
         return optimizer
 
-    def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
+    def forward_context(self, config: Config, device: "torch.device") -> AbstractContextManager[object]:
         from fsdpbench.systems.parallel.tensor import context_of
 
         return context_of(config)
 
     @contextmanager
     def microbatch_of(
-        self, model: nn.Module, batch: tuple[torch.Tensor, ...]
-    ) -> Iterator[tuple[torch.Tensor, ...]]:
+        self, model: "nn.Module", batch: "tuple[torch.Tensor, ...]"
+    ) -> "Iterator[tuple[torch.Tensor, ...]]":
         mesh: Any = getattr(model, _CONTEXT_MESH, None)
         if mesh is None:
             yield batch
@@ -120,7 +118,7 @@ class _FullyShardSystem(System):
 
         return context_of(config)
 
-    def microbatch(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[object]:
+    def microbatch(self, model: "nn.Module", *, sync: bool) -> AbstractContextManager[object]:
         return _gradient_sync(model, sync)
 
     def refuses(self, config: Config) -> dict[str, str]:
@@ -172,7 +170,7 @@ class ImplFsdp2(_FullyShardSystem):
             arguments["limit_all_gathers"] = False if limit == "off" else limit
         return arguments
 
-    def make_muon(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_muon(self, matrices: "list[nn.Parameter]") -> "torch.optim.Optimizer":
         from fsdpbench.impl import Muon
 
         return Muon(matrices, lr=1e-3)
@@ -216,7 +214,9 @@ class TorchFsdp2(_FullyShardSystem):
         return {}
 
 
-def _average_over_all(modules: Sequence[Any], degrees: Degrees, meshes: Meshes, device: torch.device) -> None:
+def _average_over_all(
+    modules: Sequence[Any], degrees: Degrees, meshes: "Meshes", device: "torch.device"
+) -> None:
     """Average the experts' gradients over all ranks, because experts receive tokens of several ranks."""
     reduced = meshes.expert_data is not None and meshes.expert_data.size() > 1
     for module in modules:
@@ -225,7 +225,7 @@ def _average_over_all(modules: Sequence[Any], degrees: Degrees, meshes: Meshes, 
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _placement_of_stacks(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
+def _placement_of_stacks(ranks: int) -> "Callable[[nn.Parameter], Shard | None]":
     """Return a `shard_placement_fn` for parameters that stack all experts, [experts, ..., ...].
 
     `fully_shard` pads the first dimension to a multiple of the ranks: 16 experts on 256 ranks would be
@@ -233,7 +233,7 @@ def _placement_of_stacks(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
     """
     from torch.distributed.tensor import Shard
 
-    def place(parameter: nn.Parameter) -> Shard | None:
+    def place(parameter: "nn.Parameter") -> "Shard | None":
         if parameter.dim() != 3 or parameter.shape[0] % ranks == 0:
             return None
         return next((Shard(dim) for dim in (1, 2) if parameter.shape[dim] % ranks == 0), None)
@@ -279,7 +279,7 @@ def _prefetch_by_unit(units: Sequence[Any], config: Config) -> None:
             units[place].set_modules_to_backward_prefetch([*units[max(0, place - count) : place][::-1]])
 
 
-def _mixed_precision(config: Config) -> tuple[torch.dtype | None, torch.dtype | None]:
+def _mixed_precision(config: Config) -> "tuple[torch.dtype | None, torch.dtype | None]":
     import torch
 
     from fsdpbench.workloads.layers import DTYPES

@@ -7,15 +7,7 @@ import torch
 from torch import nn
 from typing_extensions import deprecated
 
-from ..collectives.comm import (
-    BUILT_IN,
-    AllGather,
-    GroupAllGather,
-    GroupReduceScatter,
-    ReduceScatter,
-    SymmetricAllGather,
-    SymmetricReduceScatter,
-)
+from ..collectives import comm as reducing
 from ..runtime.hooks import ModuleHooks, hooks_of, outside_transforms, stages_in
 from ..runtime.streams import Streams, stream_of
 from ..runtime.unit import Unit
@@ -158,12 +150,12 @@ class FSDPModule:
 
     # -- custom collectives ----------------------------------------------------------------------------------
 
-    def set_custom_all_gather(self, comm: AllGather, *, recurse: bool = False) -> None:
+    def set_custom_all_gather(self, comm: reducing.AllGather, *, recurse: bool = False) -> None:
         """Gather with ``comm``, in memory that it allocates (``comm.py``)."""
         for unit in self._units_of_one_mesh("set_custom_all_gather", recurse):
             unit.use_all_gather(comm)
 
-    def set_custom_reduce_scatter(self, comm: ReduceScatter, *, recurse: bool = False) -> None:
+    def set_custom_reduce_scatter(self, comm: reducing.ReduceScatter, *, recurse: bool = False) -> None:
         """Reduce-scatter with ``comm``, in memory that it allocates (``comm.py``)."""
         for unit in self._units_of_one_mesh("set_custom_reduce_scatter", recurse):
             unit.gradients.reduce_scatter = comm
@@ -195,8 +187,10 @@ class FSDPModule:
         for unit in self._units(recurse):
             _refuse_custom(unit, setting)
             gathers, reduces = unit.groups.shard, unit.groups.reduce
-            unit.use_all_gather(GroupAllGather(gathers) if enable and gathers else None)
-            unit.gradients.reduce_scatter = GroupReduceScatter(reduces) if enable and reduces else None
+            unit.use_all_gather(reducing.GroupAllGather(gathers) if enable and gathers else None)
+            unit.gradients.reduce_scatter = (
+                reducing.GroupReduceScatter(reduces) if enable and reduces else None
+            )
 
     def set_symm_mem_for_comm(self, backend: Literal["NCCL"] = "NCCL", *, recurse: bool = False) -> None:
         """Allocate buffers in symmetric memory. Collective over the shard group. Needs NCCL.
@@ -214,9 +208,9 @@ class FSDPModule:
                 raise RuntimeError(error_text("fsdp_module.symm_mem", backend, unit.name, unit.device))
             gathers, reduces = unit.groups.shard, unit.groups.reduce
             if gathers is not None and reduces is not None:
-                unit.use_all_gather(SymmetricAllGather(gathers, backend))
+                unit.use_all_gather(reducing.SymmetricAllGather(gathers, backend))
                 if unit.gradients.force_sum:
-                    unit.gradients.reduce_scatter = SymmetricReduceScatter(reduces, backend)
+                    unit.gradients.reduce_scatter = reducing.SymmetricReduceScatter(reduces, backend)
 
     # -- schedule --------------------------------------------------------------------------------------------
 
@@ -285,7 +279,7 @@ class FSDPModule:
 
 def _refuse_custom(unit: Unit, setting: str) -> None:
     for custom in (unit.gather.sharded.custom, unit.gradients.reduce_scatter):
-        if custom is not None and not isinstance(custom, BUILT_IN):
+        if custom is not None and not isinstance(custom, reducing.BUILT_IN):
             raise AssertionError(
                 error_text("fsdp_module.custom_collective", setting, unit.name, type(custom).__name__)
             )

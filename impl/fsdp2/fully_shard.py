@@ -16,18 +16,8 @@ from ..runtime.stage import Stage
 from ..runtime.streams import current_device
 from ..runtime.unit import Unit, UnitState
 from ..shared import error_text
+from ..shared import settings as shared_settings
 from ..shared.placement import DataParallelMeshDims, SpmdMesh
-from ..shared.settings import (
-    CommunicationLayout,
-    CPUOffloadPolicy,
-    MemoryHandover,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    PrefetchTiming,
-    ScheduleSettings,
-    one_of,
-    own,
-)
 from ..shared.torch_internals import compiler_at_work
 from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
@@ -63,17 +53,17 @@ def fully_shard(
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
-    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen; torch's signature
-    offload_policy: OffloadPolicy = OffloadPolicy(),  # noqa: B008
+    mp_policy: shared_settings.MixedPrecisionPolicy = shared_settings.MixedPrecisionPolicy(),  # noqa: B008 - frozen; torch's signature
+    offload_policy: shared_settings.OffloadPolicy = shared_settings.OffloadPolicy(),  # noqa: B008
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: DataParallelMeshDims | None = None,
-    backward_prefetch: PrefetchTiming | None = "pre",
+    backward_prefetch: shared_settings.PrefetchTiming | None = "pre",
     backward_prefetch_depth: int = 1,
     forward_prefetch_depth: int | None = None,
     limit_all_gathers: bool | int | str = False,
-    memory_handover: str | MemoryHandover = MemoryHandover.EVENTS,
+    memory_handover: str | shared_settings.MemoryHandover = shared_settings.MemoryHandover.EVENTS,
     check_ranks: bool | int = False,
-    layout: str | CommunicationLayout = CommunicationLayout.AUTO,
+    layout: str | shared_settings.CommunicationLayout = shared_settings.CommunicationLayout.AUTO,
 ) -> Any:
     """Shard the parameters of ``module`` that no earlier call took, as one unit. Call it bottom-up.
 
@@ -117,7 +107,7 @@ def fully_shard(
         NotImplementedError: a parameter sharded unevenly on a dimension other than the first, or a number as
             ``reshard_after_forward`` with ``dp_mesh_dims``.
     """
-    settings = ScheduleSettings.decide(
+    settings = shared_settings.ScheduleSettings.decide(
         backward_prefetch=backward_prefetch,
         backward_prefetch_depth=backward_prefetch_depth,
         forward_prefetch_depth=forward_prefetch_depth,
@@ -130,14 +120,14 @@ def fully_shard(
         check_not_applied(each)
         if stage_of(each) is not None:
             raise ValueError(error_text("fully_shard.wrapped", type(each).__name__))
-    communication = one_of(CommunicationLayout, layout, "layout")
+    communication = shared_settings.one_of(shared_settings.CommunicationLayout, layout, "layout")
     mesh = mesh if mesh is not None else _default_mesh()
     if dp_mesh_dims is None:
         _check_mesh(mesh)
     spmd = _spmd_mesh(mesh, dp_mesh_dims, reshard_after_forward)
     mesh = mesh if spmd is None else spmd.data
     device = current_device(mesh.device_type)
-    policy = own(MixedPrecisionPolicy, mp_policy, "mp_policy")
+    policy = shared_settings.own(shared_settings.MixedPrecisionPolicy, mp_policy, "mp_policy")
     owned = Owned(modules, Ignored(states=ignored_params))
     owned.find_parameters()
     offload = _offload(offload_policy, device)
@@ -178,9 +168,9 @@ def _roots(given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
 def _offload(policy: Any, device: torch.device) -> HostOffload | None:
     """Return the CPU offload of a policy (ours, or torch's of the same name), or None."""
     names = [kind.__name__ for kind in type(policy).__mro__]
-    if CPUOffloadPolicy.__name__ in names:
+    if shared_settings.CPUOffloadPolicy.__name__ in names:
         return HostOffload.decide(policy.pin_memory, device)
-    if OffloadPolicy.__name__ in names:
+    if shared_settings.OffloadPolicy.__name__ in names:
         return None
     raise ValueError(f"offload_policy must be an OffloadPolicy or a CPUOffloadPolicy, not {policy!r}")
 

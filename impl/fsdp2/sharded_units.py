@@ -20,18 +20,8 @@ from ..runtime.ownership import Owned
 from ..runtime.presentation import UnitParameter
 from ..runtime.smaller_group import InSmallerGroup, smaller_mesh
 from ..runtime.unit import Unit
-from ..shared import error_text
+from ..shared import error_text, placement
 from ..shared.layout import UnitLayout, chunked_layout
-from ..shared.placement import (
-    ParameterPlan,
-    PlacementFunction,
-    SpmdMesh,
-    contiguous_strides,
-    local_tensor,
-    plan_on_whole_mesh,
-    plan_parameter,
-    shard_mesh,
-)
 from ..shared.settings import CommunicationLayout, MixedPrecisionPolicy, UnitPrecision
 from .dtensor_params import DTensorPresentation, is_extended
 from .extended import ByExtensions, ExtendedPresentation, Extension, padded_shape
@@ -42,7 +32,7 @@ class _Planned:
     """One original parameter, and how it is sharded."""
 
     parameter: nn.Parameter
-    plan: ParameterPlan
+    plan: placement.ParameterPlan
     extended: bool
 
 
@@ -62,18 +52,18 @@ class Sharding:
     device: torch.device
     reshard_after_forward: bool | int | None
     policy: MixedPrecisionPolicy
-    shard_placement_fn: PlacementFunction | None
+    shard_placement_fn: placement.PlacementFunction | None
     offload: HostOffload | None
-    spmd: SpmdMesh | None
+    spmd: placement.SpmdMesh | None
     communication: CommunicationLayout
 
     def plan(self, parameter: nn.Parameter, fqn: str) -> _Planned:
         """Decide how one parameter is sharded."""
         if self.spmd is None:
-            plan = plan_parameter(parameter, fqn, self.mesh, self.shard_placement_fn)
+            plan = placement.plan_parameter(parameter, fqn, self.mesh, self.shard_placement_fn)
         else:
-            plan = plan_on_whole_mesh(parameter, fqn, self.spmd, self.shard_placement_fn)
-        return _Planned(parameter, plan, is_extended(local_tensor(parameter), fqn))
+            plan = placement.plan_on_whole_mesh(parameter, fqn, self.spmd, self.shard_placement_fn)
+        return _Planned(parameter, plan, is_extended(placement.local_tensor(parameter), fqn))
 
     def smallest_grouped(self, groups: comm.UnitGroups) -> float:
         """Return the minimum size in bytes of a parameter with its own collectives."""
@@ -110,7 +100,7 @@ def _make_unit(owned: Owned, members: Sequence[_Planned], how: Sharding) -> Unit
     originals = [member.parameter for member in members]
     plans = [member.plan for member in members]
     layout = chunked_layout(
-        [local_tensor(parameter).shape for parameter in originals],
+        [placement.local_tensor(parameter).shape for parameter in originals],
         groups.shard_size,
         groups.shard_rank,
         min(precision.compute.itemsize, dtype.itemsize),
@@ -153,13 +143,15 @@ def _in_order(
     members: Sequence[_Planned], precision: UnitPrecision, smallest: float
 ) -> tuple[list[_Planned], int]:
     """Return the parameters in layout order, and how many of them have their own collectives."""
-    sizes = [local_tensor(member.parameter).numel() * precision.compute.itemsize for member in members]
+    sizes = [
+        placement.local_tensor(member.parameter).numel() * precision.compute.itemsize for member in members
+    ]
     order, grouped = order_for_groups(sizes, [member.plan.dim for member in members], smallest)
     return [members[index] for index in order], grouped
 
 
 def _extensions(
-    plans: Sequence[ParameterPlan],
+    plans: Sequence[placement.ParameterPlan],
     described: Sequence[UnitParameter],
     layout: UnitLayout,
     policy: MixedPrecisionPolicy,
@@ -167,11 +159,11 @@ def _extensions(
     return [
         Extension(
             one.fqn,
-            shard_mesh(plan.mesh),
+            placement.shard_mesh(plan.mesh),
             segment,
             padded_shape(segment, layout.world_size),
             segment.shape[segment.dim] % layout.world_size != 0,
-            contiguous_strides(torch.Size(segment.shape)),
+            placement.contiguous_strides(torch.Size(segment.shape)),
             one.places[0].module,
             policy,
         )

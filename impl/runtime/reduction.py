@@ -24,20 +24,10 @@ import torch
 
 from ..collectives import comm
 from ..shared.settings import MemoryHandover
+from . import reduce_ways
 from .context import span
 from .gradient_state import GRAD, NONE, OPTIMIZERS, PartialSum
 from .lent import GradientReturns, LentMemory
-from .reduce_ways import (
-    Given,
-    Plan,
-    Reduction,
-    choose_reduction,
-    fill_missing,
-    groups_gradients,
-    in_pieces,
-    plain,
-    plan_of,
-)
 from .streams import Event, Stream, Streams
 from .unit import Unit
 
@@ -53,11 +43,11 @@ class Reducer:
     def __init__(self, streams: Streams, mode: MemoryHandover) -> None:
         self._streams = streams
         # Without streams: reductions that are not completed.
-        self.in_flight: deque[Reduction] = deque()
+        self.in_flight: deque[reduce_ways.Reduction] = deque()
         self._returns = GradientReturns(streams, mode)
         self.lent = LentMemory(streams, mode)
         self._last: dict[Stream, Event | None] = {}
-        self._plans: dict[tuple[Unit, tuple[int, ...]], Plan] = {}
+        self._plans: dict[tuple[Unit, tuple[int, ...]], reduce_ways.Plan] = {}
 
     # -- entry points ----------------------------------------------------------------------------------------
 
@@ -84,7 +74,9 @@ class Reducer:
             if streams.has_streams:
                 stream.follow(streams.compute)
             with stream:
-                reduction = choose_reduction(Given(unit, which, gradients, average, plan), source, streams)
+                reduction = reduce_ways.choose_reduction(
+                    reduce_ways.Given(unit, which, gradients, average, plan), source, streams
+                )
                 if not reduction.reads_gradients:  # Invariant: these are lent only until the copy-in
                     lent.lend_gradients(gradients, stream, copied=True)
                 reduction.start(streams)
@@ -105,7 +97,7 @@ class Reducer:
         partial, unit.gradients.partial = unit.gradients.partial, None
         assert partial is not None
         average = self._averaging(unit)
-        self._complete(Reduction(unit, partial.which, partial.offsets, partial.parts, average))
+        self._complete(reduce_ways.Reduction(unit, partial.which, partial.offsets, partial.parts, average))
 
     def finish(self) -> None:
         """Deliver all gradients and make the compute stream wait for them, at the end of backward."""
@@ -129,14 +121,16 @@ class Reducer:
 
     # -- the steps of one reduction --------------------------------------------------------------------------
 
-    def _input(self, unit: Unit, average: comm.Averaging, plan: Plan) -> torch.Tensor | None:
+    def _input(self, unit: Unit, average: comm.Averaging, plan: reduce_ways.Plan) -> torch.Tensor | None:
         """Allocate the collective's input on the compute stream, mostly from activations that backward freed.
 
         Return ``None`` if the reduce stream allocates the input, or if the collective reads the gradients.
         """
         if not unit.gathers or unit.gradients.replaced:
             return None  # without sharding, the input becomes the gradient
-        if groups_gradients(unit, average) or in_pieces(unit, average, plan, self._streams):
+        if reduce_ways.groups_gradients(unit, average) or reduce_ways.in_pieces(
+            unit, average, plan, self._streams
+        ):
             return None
         return torch.empty(plan.numel, dtype=unit.precision.reduce, device=unit.device)
 
@@ -154,14 +148,14 @@ class Reducer:
             force_sum=state.force_sum or (groups.replicate is not None and state.divide_factor is not None),
         )
 
-    def _plan(self, unit: Unit, which: tuple[int, ...]) -> Plan:
+    def _plan(self, unit: Unit, which: tuple[int, ...]) -> reduce_ways.Plan:
         key = (unit, which)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = plan_of(unit, which)
+            plan = self._plans[key] = reduce_ways.plan_of(unit, which)
         return plan
 
-    def _complete(self, reduction: Reduction) -> None:
+    def _complete(self, reduction: reduce_ways.Reduction) -> None:
         unit, streams = reduction.unit, self._streams
         owner = stream = streams.reduce_scatter if unit.groups.shard is not None else streams.all_reduce
         if reduction.work is not None:
@@ -184,7 +178,7 @@ class Reducer:
         if drops:  # otherwise its memory becomes the gradient
             self.lent.lend_output(reduction.output, owner, stream, event)
 
-    def _add_partial(self, reduction: Reduction) -> bool:
+    def _add_partial(self, reduction: reduce_ways.Reduction) -> bool:
         """Add the partial sum of earlier passes (hybrid sharding); return False if the sum stays partial."""
         state = reduction.unit.gradients
         if state.partial is not None:
@@ -195,7 +189,7 @@ class Reducer:
             return False
         return True
 
-    def _add(self, reduction: Reduction, earlier: PartialSum) -> None:
+    def _add(self, reduction: reduce_ways.Reduction, earlier: PartialSum) -> None:
         """Add the partial sum of an earlier pass, which may have other parameters than this one."""
         if (tuple(earlier.which), *earlier.offsets) == (tuple(reduction.which), *reduction.offsets):
             reduction.output.add_(earlier.parts)
@@ -213,7 +207,7 @@ class Reducer:
                 total[places[index] : places[index] + size].add_(each.parts[start : start + size])
         reduction.which, reduction.offsets, reduction.output = both, plan.offsets, total
 
-    def _all_reduce_shard(self, reduction: Reduction) -> Stream:
+    def _all_reduce_shard(self, reduction: reduce_ways.Reduction) -> Stream:
         unit, streams = reduction.unit, self._streams
         group = unit.groups.replicate
         assert group is not None
@@ -223,7 +217,7 @@ class Reducer:
             comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
         return streams.all_reduce
 
-    def _call_all_reduce_hook(self, reduction: Reduction, stream: Stream) -> Stream:
+    def _call_all_reduce_hook(self, reduction: reduce_ways.Reduction, stream: Stream) -> Stream:
         """Call the user's hook with the average, or with a partly divided sum (``force_sum``, fp16)."""
         state = reduction.unit.gradients
         assert state.all_reduce_hook is not None
@@ -236,7 +230,7 @@ class Reducer:
             state.all_reduce_hook(reduction.output)
         return hook_stream
 
-    def _deliver(self, reduction: Reduction, stream: Stream) -> None:
+    def _deliver(self, reduction: reduce_ways.Reduction, stream: Stream) -> None:
         unit, output = reduction.unit, reduction.output
         _divide(reduction)
         delivered = unit.precision.delivered
@@ -247,7 +241,7 @@ class Reducer:
             self._returns.start(unit, gradient, reduction.which, reduction.offsets, stream)
 
 
-def _divide(reduction: Reduction) -> None:
+def _divide(reduction: reduce_ways.Reduction) -> None:
     """Divide by the remaining divisor, once."""
     if reduction.divisor != 1:
         reduction.output.div_(reduction.divisor)
@@ -268,7 +262,7 @@ def _drops_output(unit: Unit) -> bool:
 def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
     """Deliver the gradients of a single rank without a collective, cast and scaled if set."""
     precision, factor = unit.precision, unit.gradients.divide_factor
-    gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
+    gradients = [g if type(g) is torch.Tensor else reduce_ways.plain(g) for g in gradients]
     if precision.reduce != precision.compute:
         gradients = [g.to(precision.reduce) for g in gradients]
     if factor is not None and factor != 1:
@@ -316,7 +310,7 @@ def call_hooks(
 ) -> tuple[tuple[int, ...], list[torch.Tensor]]:
     """Run gradient ``hooks`` of the flat parameter and return the indices and gradients to reduce."""
     segments = unit.layout.segments
-    flat = torch.cat([each.reshape(-1) for each in fill_missing(unit.layout, which, gradients)])
+    flat = torch.cat([each.reshape(-1) for each in reduce_ways.fill_missing(unit.layout, which, gradients)])
     for hook in hooks:
         changed = hook(flat)
         flat = flat if changed is None else changed

@@ -7,8 +7,6 @@ Both kinds of trace give the same tables, so later analysis does not distinguish
     CPU   computation = operators outside the process group's own threads, communication = the spans of gloo,
           mpi or ucc, from their start to their completion"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -55,7 +53,7 @@ class Work(Columns):
     is_communication: Bool
     is_copy: Bool
 
-    def mainline(self) -> Work:
+    def mainline(self) -> "Work":
         """Return the computation of the stream with the most computation, in launch order.
 
         Computation on other streams (casts, work after a reduction) runs beside it and delays nothing.

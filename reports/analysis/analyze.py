@@ -1,7 +1,5 @@
 """Analysis of trace files: each process reads one trace at a time, so its memory holds one rank only."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,17 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.reports.analysis import figures as found_figures
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import Activity, find_activity
-from fsdpbench.reports.analysis.figures import (
-    PARTS,
-    CollectiveFigures,
-    TimeParts,
-    collective_figures,
-    merge,
-    phase_parts,
-    time_parts,
-)
 from fsdpbench.reports.analysis.idle import find_idle_causes
 from fsdpbench.reports.analysis.lateness import GatherTiming, time_gathers
 from fsdpbench.reports.analysis.memory import analyze_memory
@@ -100,7 +90,7 @@ _Outcome = RankAnalysis | list[SnapshotAnalysis] | TraceError
 
 
 def _outcomes(
-    files: Sequence[TraceFile], processes: int, read: Callable[[TraceFile], _Outcome]
+    files: "Sequence[TraceFile]", processes: int, read: "Callable[[TraceFile], _Outcome]"
 ) -> Iterator[_Outcome]:
     """Yield the outcome of each file, in their order."""
     if processes <= 1:
@@ -125,7 +115,7 @@ def _outcomes(
 
 
 def _outcome(
-    file: TraceFile,
+    file: "TraceFile",
     links: Mapping[str, Links],
     limits: TraceLimits | None,
     chips: Mapping[str, Chip],
@@ -162,10 +152,10 @@ def analyze_trace(
     steps = tuple(
         _analyze_step(activity, window, phases) for window, phases in zip(windows, phase_lists, strict=True)
     )
-    phases: dict[str, TimeParts] = {}
+    phases: dict[str, found_figures.TimeParts] = {}
     for step in steps:
         for name, parts in step.phases.items():
-            phases[name] = phases.get(name, TimeParts()) + parts
+            phases[name] = phases.get(name, found_figures.TimeParts()) + parts
     rank = RankAnalysis(
         rank=trace.rank or 0,
         path=trace.path,
@@ -176,7 +166,7 @@ def analyze_trace(
         trusted=gate.trusted,
         warnings=(*gate.doubts, *gate.remarks, *([NUMBERED_UNITS] if spans.numbered else [])),
         steps=steps,
-        time=sum((step.time for step in steps), TimeParts()),
+        time=sum((step.time for step in steps), found_figures.TimeParts()),
         communication=_over_steps(steps),
         phases=phases,
         units=analyze_units(activity, spans, gathers),
@@ -206,16 +196,16 @@ def _analyze_step(activity: Activity, window: Window, phases: list[Window]) -> S
         index=window.index,
         start=window.start,
         end=window.end,
-        time=time_parts(activity, window.start, window.end),
-        communication=collective_figures(activity, window=window),
-        phases=phase_parts(activity, window, phases),
+        time=found_figures.time_parts(activity, window.start, window.end),
+        communication=found_figures.collective_figures(activity, window=window),
+        phases=found_figures.phase_parts(activity, window, phases),
     )
 
 
-def _over_steps(steps: Sequence[StepAnalysis]) -> dict[str, CollectiveFigures]:
+def _over_steps(steps: Sequence[StepAnalysis]) -> dict[str, found_figures.CollectiveFigures]:
     names = dict.fromkeys(name for step in steps for name in step.communication)
     return {
-        name: merge([step.communication[name] for step in steps if name in step.communication])
+        name: found_figures.merge([step.communication[name] for step in steps if name in step.communication])
         for name in names
     }
 
@@ -236,7 +226,7 @@ def analyze_units(
     return tuple(
         UnitAnalysis(
             name,
-            collective_figures(activity, unit == number),
+            found_figures.collective_figures(activity, unit == number),
             tuple(gather for gather in gathers if gather.unit == name),
         )
         for number, name in enumerate(spans.units)
@@ -260,7 +250,7 @@ def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
     means = [rank.mean_step for rank in ranks]
     figures: dict[str, list[float | None]] = {
         "step_time_s": [seconds(mean.total) for mean in means],
-        **{f"{part}_s": [seconds(getattr(mean, part)) for mean in means] for part in PARTS},
+        **{f"{part}_s": [seconds(getattr(mean, part)) for mean in means] for part in found_figures.PARTS},
         "overlap_fraction": [rank.overlap_fraction for rank in ranks],
     }
     spreads = {name: found for name, of in figures.items() if (found := _spread(numbers, of)) is not None}

@@ -7,8 +7,6 @@ class Retry(Record, time="", calls="driver_calls"):      {"step": 3, "driver_cal
     cost: Ns                                             in seconds
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import fields

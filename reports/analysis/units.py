@@ -4,8 +4,6 @@
 `FSDP::backward_prefetch for layers.0`; the innermost annotation around the launch decides. torch's FSDP1
 names no units, so they are numbered by their order (`number_units`)."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -48,7 +46,7 @@ class FsdpSpans:
     unit: Int32
     events: tuple[str, ...]
     units: tuple[str, ...]
-    index: SpanIndex
+    index: "SpanIndex"
     parent_of: Int64
     numbered: bool = False
 
@@ -207,7 +205,7 @@ class Annotation:
     event: str
     unit: str = ""
 
-    def encloses(self, other: Annotation) -> bool:
+    def encloses(self, other: "Annotation") -> bool:
         return self.lane == other.lane and self.start <= other.start and other.end <= self.end
 
 

@@ -18,17 +18,7 @@ from statistics import median
 from typing import Any
 
 from fsdpbench.base.files.documents import typed_rows
-from fsdpbench.reports.pages.display import (
-    NOTHING,
-    WORDS,
-    count,
-    gib,
-    milliseconds,
-    number,
-    percent,
-    setting,
-    signed_percent,
-)
+from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.effects import effects
 from fsdpbench.reports.pages.ranking import Metric, Ranked, label, short_label
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
@@ -49,7 +39,7 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 MOST_LINES = 6
 _COMPILE = "compile"
 _MOST_PAIRS = 6
-_PHASES = WORDS["phases"]
+_PHASES = display.WORDS["phases"]
 Pair = tuple[Configuration, Configuration]
 """The eager and the compiled configuration of otherwise equal settings; both finished."""
 COMPUTED = (
@@ -115,8 +105,8 @@ def _scaling_rows(points: dict[int, Ranked], others: Sequence[str]) -> list[tupl
         (
             label(first.row, others),
             str(gpus),
-            number(entry.throughput, 4),
-            percent((entry.throughput or 0.0) / (first.throughput or 1.0)),
+            display.number(entry.throughput, 4),
+            display.percent((entry.throughput or 0.0) / (first.throughput or 1.0)),
         )
         for gpus, entry in points.items()
     ]
@@ -147,13 +137,18 @@ def predicted_and_measured(ranked: Sequence[Ranked], varying: Sequence[str]) -> 
         "yaxis": axis("predicted step, ms", rangemode="tozero"),
     }
     rows = tuple(
-        (label(other.row, others), number(one), number(two), signed_percent(one / two - 1))
+        (
+            label(other.row, others),
+            display.number(one),
+            display.number(two),
+            display.signed_percent(one / two - 1),
+        )
         for (_, other), one, two in zip(pairs, predicted, measured, strict=True)
     )
     errors = [abs(one / two - 1) for one, two in zip(predicted, measured, strict=True)]
     table = Table(("configuration", "predicted, ms", "measured, ms", "error"), rows)
-    mean = percent(sum(errors) / len(errors))
-    note = f"Mean error {mean}, worst {percent(max(errors))} over {len(pairs)}."
+    mean = display.percent(sum(errors) / len(errors))
+    note = f"Mean error {mean}, worst {display.percent(max(errors))} over {len(pairs)}."
     return Chart(
         "predicted", "Scatter of predicted over measured step times.", data, layout, table, note=note
     )
@@ -171,7 +166,7 @@ def _pairs(ranked: Sequence[Ranked], names: Sequence[str]) -> list[tuple[Ranked,
 
 def _identity(entry: Ranked, names: Sequence[str]) -> tuple[str, ...]:
     settings = entry.row.settings
-    return tuple(setting(settings[name]) if name in settings else NOTHING for name in names)
+    return tuple(display.setting(settings[name]) if name in settings else display.NOTHING for name in names)
 
 
 @dataclass(frozen=True)
@@ -202,15 +197,17 @@ def sections(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -
 def compiled_pairs(ranked: Sequence[Ranked]) -> list[Pair]:
     """Return all pairs, those of the best configurations first."""
     rows = [entry.row for entry in ranked if entry.throughput and entry.row.result.step_time_s]
-    eager = {_rest(row): row for row in rows if setting(row.settings.get(_COMPILE)) == "false"}
-    compiled = [row for row in rows if setting(row.settings.get(_COMPILE)) == "true"]
+    eager = {_rest(row): row for row in rows if display.setting(row.settings.get(_COMPILE)) == "false"}
+    compiled = [row for row in rows if display.setting(row.settings.get(_COMPILE)) == "true"]
     pairs = [(eager[_rest(row)], row) for row in compiled if _rest(row) in eager]
     places = {id(row): place for place, row in enumerate(rows)}
     return sorted(pairs, key=lambda pair: min(places[id(row)] for row in pair))
 
 
 def _rest(row: Configuration) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, setting(value)) for name, value in row.settings.items() if name != _COMPILE))
+    return tuple(
+        sorted((name, display.setting(value)) for name, value in row.settings.items() if name != _COMPILE)
+    )
 
 
 def fusion_table(
@@ -223,7 +220,7 @@ def fusion_table(
     for pair in compiled_pairs(ranked)[:_MOST_PAIRS]:
         title = label(pair[0], others)
         for name, before, after, words in _figures(pair, held):
-            change = signed_percent(after / before - 1) if before else ""
+            change = display.signed_percent(after / before - 1) if before else ""
             lines.append((title, name, words(before), words(after), change))
     return Table.of(("configuration", "figure", "eager", "compiled", "change"), lines)
 
@@ -233,15 +230,15 @@ def _figures(
 ) -> list[tuple[str, float, float, Callable[[float], str]]]:
     """Return name, both values and format of each figure that both sides know."""
     asked: tuple[tuple[str, Callable[[Configuration], float | None], Callable[[float], str]], ...] = (
-        ("step time, ms", lambda row: row.result.step_time_s, milliseconds),
-        ("kernels a step", lambda row: _of(row.result.work, "kernels"), count),
-        ("copies a step", lambda row: _of(row.result.work, "copies"), count),
+        ("step time, ms", lambda row: row.result.step_time_s, display.milliseconds),
+        ("kernels a step", lambda row: _of(row.result.work, "kernels"), display.count),
+        ("copies a step", lambda row: _of(row.result.work, "copies"), display.count),
         (
             "read and written a step by kernels that memory limits, GiB",
             lambda row: _of(row.result.memory_traffic, "bytes"),
-            gib,
+            display.gib,
         ),
-        ("reserved, GiB", lambda row: row.result.reserved, gib),
+        ("reserved, GiB", lambda row: row.result.reserved, display.gib),
     )
     found: list[tuple[str, float, float, Callable[[float], str]]] = []
     for name, value, words in asked:
@@ -252,7 +249,7 @@ def _figures(
     if eager and compiled:
         for phase in dict.fromkeys([*eager, *compiled]):
             title = f"at the peak, {_PHASES.get(phase, phase)}, GiB"
-            found.append((title, eager.get(phase, 0), compiled.get(phase, 0), gib))
+            found.append((title, eager.get(phase, 0), compiled.get(phase, 0), display.gib))
     return found
 
 

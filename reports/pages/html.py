@@ -14,16 +14,9 @@ from urllib.parse import quote
 from fsdpbench.base.reading import UnreadableError, read_bytes
 from fsdpbench.reports.analysis.processes import Kept
 from fsdpbench.reports.consistency import leaves
+from fsdpbench.reports.pages import details as detailed
 from fsdpbench.reports.pages import display, ranking
 from fsdpbench.reports.pages.comparisons import fusion_table, sections
-from fsdpbench.reports.pages.details import (
-    Known,
-    Workers,
-    build_details,
-    decisions_table,
-    races,
-    rank_differences,
-)
 from fsdpbench.reports.pages.recommendation import best_lines, code_to_copy, findings, overview_chart
 from fsdpbench.reports.pages.shell import ASSETS, LARGEST, is_made_from, write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
@@ -35,8 +28,8 @@ def write_report(
     out: Path | None = None,
     *,
     reload_s: int | None = None,
-    known: Known | None = None,
-    workers: Workers | None = None,
+    known: detailed.Known | None = None,
+    workers: detailed.Workers | None = None,
     kept: Kept | None = None,
 ) -> Path:
     """Write the page of a run folder to `out` (`run_dir/report.html`) if it is outdated; return its path.
@@ -53,7 +46,7 @@ def write_report(
     ranked, metric = ranking.rank(view), ranking.metric_of(view)
     rows = [entry.row for entry in ranked]
     varying = ranking.varying_settings(rows)
-    details = build_details(ranked, varying, lambda row: _links(row, target), known, workers, kept)
+    details = detailed.build_details(ranked, varying, lambda row: _links(row, target), known, workers, kept)
     judged = details[0].verdict if details else None
     shown = frozenset(detail.folder for detail in details)
     return write_page(
@@ -71,10 +64,10 @@ def write_report(
         advice=judged.texts if judged and ranked[0].place else [],
         constants=list(ranking.constant_settings(rows).items()),
         ranking=ranking.RankingTable.of(ranked, varying, metric, shown, lambda row: _links(row, target)),
-        decisions=decisions_table(rows),
-        races=races(rows),
+        decisions=detailed.decisions_table(rows),
+        races=detailed.races(rows),
         fusion=fusion_table(ranked, varying, {detail.folder: detail.held for detail in details}),
-        rank_differences=rank_differences(rows),
+        rank_differences=detailed.rank_differences(rows),
         charts=sections(ranked, varying, metric),
         details=details,
         environment=_environment(rows),
@@ -205,7 +198,7 @@ class LivePage:
     def __init__(self, folder: Path, target: Path) -> None:
         self.target = target
         self._folder = folder
-        self._known: Known = {}
+        self._known: detailed.Known = {}
         self._done: int | None = None
         self._not_before = 0.0
 

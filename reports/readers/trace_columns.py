@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import Raw, Struct
 
+from fsdpbench.reports.readers import trace_events
 from fsdpbench.reports.readers.trace import (
     CATEGORIES,
     MISSING,
@@ -32,19 +33,6 @@ from fsdpbench.reports.readers.trace import (
     of_categories,
     unknown_categories,
 )
-from fsdpbench.reports.readers.trace_events import (
-    CallArguments,
-    CalledArguments,
-    DeviceArguments,
-    ExactEvent,
-    FloatEvent,
-    MemoryArguments,
-    Number,
-    SpanArguments,
-    call_of,
-    decode_arguments,
-    is_shaped,
-)
 
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
@@ -58,7 +46,7 @@ _UNKNOWN = 0
 _BROKEN = -2
 _BETWEEN = b"\0"
 
-AnyEvent = FloatEvent | ExactEvent
+AnyEvent = trace_events.FloatEvent | trace_events.ExactEvent
 _Arguments = TypeVar("_Arguments", bound=Struct)
 
 
@@ -109,7 +97,7 @@ class _Kinds(dict[_Kind, int]):
             named = self.names.setdefault(name, len(self.names))
             # The process is part of the lane: two processes may use the same thread numbers.
             lies = self.lanes.setdefault((lane[0], lane[1]), len(self.lanes))
-        self._new.append((category, is_complete, named, lies, is_shaped(name)))
+        self._new.append((category, is_complete, named, lies, trace_events.is_shaped(name)))
         number = self[kind] = len(self)
         return number
 
@@ -123,15 +111,17 @@ class _Kinds(dict[_Kind, int]):
         return [column[number] for column in self._columns.finish()]
 
 
-class _Inputs(dict[tuple[bytes, Number | None], int]):
+class _Inputs(dict[tuple[bytes, trace_events.Number | None], int]):
     """Numbers the inputs of calls, given as texts and gigabytes, by their content."""
 
     def __init__(self) -> None:
         self.distinct: dict[OperatorCall, int] = {}
 
-    def __missing__(self, key: tuple[bytes, Number | None]) -> int:
+    def __missing__(self, key: tuple[bytes, trace_events.Number | None]) -> int:
         sizes, types, values, strides = key[0].split(_BETWEEN)
-        call = call_of(CalledArguments(Raw(sizes), Raw(types), Raw(values), Raw(strides), key[1]))
+        call = trace_events.call_of(
+            trace_events.CalledArguments(Raw(sizes), Raw(types), Raw(values), Raw(strides), key[1])
+        )
         number = MISSING if (sizes or b"[").startswith((b"[", b"null")) else _BROKEN
         if call.sizes:
             number = self.distinct.setdefault(call, len(self.distinct))
@@ -241,20 +231,20 @@ class ColumnBuilder:
         self, events: Sequence[AnyEvent], rows: Sequence[int], kind: type[_Arguments]
     ) -> list[_Arguments]:
         """Return the arguments of the events in these rows; broken ones are counted."""
-        arguments, broken = decode_arguments([events[row].args for row in rows], kind)
+        arguments, broken = trace_events.decode_arguments([events[row].args for row in rows], kind)
         self._broken += broken
         return arguments
 
     def _add_calls(self, events: Sequence[AnyEvent], category: Any, correlation: Int64) -> None:
         rows = np.flatnonzero(category == Category.RUNTIME)
-        arguments = self._arguments(events, rows.tolist(), CallArguments)
+        arguments = self._arguments(events, rows.tolist(), trace_events.CallArguments)
         correlation[rows] = integers([each.correlation for each in arguments])
 
     def _add_device(
         self, events: Sequence[AnyEvent], category: Any, correlation: Int64, stream: Int32, device: Int32
     ) -> None:
         rows = np.flatnonzero(of_categories(category, DEVICE_CATEGORIES))
-        arguments = self._arguments(events, rows.tolist(), DeviceArguments)
+        arguments = self._arguments(events, rows.tolist(), trace_events.DeviceArguments)
         correlation[rows] = integers([each.correlation for each in arguments])
         stream[rows] = _small_ints([each.stream for each in arguments])
         device[rows] = _small_ints([each.device for each in arguments])
@@ -267,7 +257,7 @@ class ColumnBuilder:
         keys = [
             # JSON cannot contain the byte 0: joined texts are equal only if each of the parts is.
             (_BETWEEN.join((each.sizes, each.types, each.values, each.strides)), each.gigabytes)
-            for each in self._arguments(events, rows.tolist(), CalledArguments)
+            for each in self._arguments(events, rows.tolist(), trace_events.CalledArguments)
         ]
         inputs = np.fromiter(map(self._inputs.__getitem__, keys), np.int32, len(keys))
         self._broken += int((inputs == _BROKEN).sum())
@@ -277,13 +267,17 @@ class ColumnBuilder:
     def _add_spans(self, events: Sequence[AnyEvent], category: Any) -> None:
         annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
         rows = [row for row in annotations if events[row].name.startswith(SPAN_PREFIXES)]
-        arguments = self._arguments(events, rows, SpanArguments)
+        arguments = self._arguments(events, rows, trace_events.SpanArguments)
         for row, each in zip(rows, arguments, strict=True):
             self._collectives[self._columns.rows + row] = _from_input_shapes(events[row].name, each)
 
 
 def _times(events: Sequence[AnyEvent], times: Sequence[Any]) -> tuple[Int64, Bool]:
-    return from_digits(times) if events and isinstance(events[0], ExactEvent) else from_floats(times)
+    return (
+        from_digits(times)
+        if events and isinstance(events[0], trace_events.ExactEvent)
+        else from_floats(times)
+    )
 
 
 def _small_ints(values: Sequence[int]) -> Int32:
@@ -319,7 +313,7 @@ def _usable(columns: Events, has_start: Bool, has_duration: Bool) -> tuple[Bool,
     return usable, problems
 
 
-def _described(name: str, arguments: DeviceArguments) -> CollectiveInfo:
+def _described(name: str, arguments: trace_events.DeviceArguments) -> CollectiveInfo:
     return CollectiveInfo(
         name=name,
         in_elements=_whole(arguments.in_elements),
@@ -331,7 +325,7 @@ def _described(name: str, arguments: DeviceArguments) -> CollectiveInfo:
     )
 
 
-def _from_input_shapes(name: str, arguments: SpanArguments) -> CollectiveInfo:
+def _from_input_shapes(name: str, arguments: trace_events.SpanArguments) -> CollectiveInfo:
     """Return a gloo span's metadata: only the shapes of its inputs are known; a scalar has the shape []."""
     elements = dtype = None
     try:
@@ -344,12 +338,12 @@ def _from_input_shapes(name: str, arguments: SpanArguments) -> CollectiveInfo:
     return CollectiveInfo(name, elements, None, dtype, None, None)
 
 
-def _whole(number: Number | None) -> int | None:
+def _whole(number: trace_events.Number | None) -> int | None:
     """Return a count or size; None if the number is neither."""
     return int(number) if number is not None and 0 <= number < 2.0**62 else None
 
 
-def _group_size(number: Number | None) -> int | None:
+def _group_size(number: trace_events.Number | None) -> int | None:
     """Return the number of ranks; None beyond a million, which no job has."""
     size = _whole(number)
     return size if size and size <= 1 << 20 else None
@@ -370,9 +364,12 @@ class InstantColumns:
 
     def add(self, time: Int64, present: Bool, arguments: Sequence[Raw]) -> None:
         """Append the instants that have a time and readable arguments."""
-        decoded, broken = decode_arguments(arguments, MemoryArguments)
+        decoded, broken = trace_events.decode_arguments(arguments, trace_events.MemoryArguments)
         if broken:
-            one_by_one = [decode_arguments([each], MemoryArguments)[1] == 0 for each in arguments]
+            one_by_one = [
+                trace_events.decode_arguments([each], trace_events.MemoryArguments)[1] == 0
+                for each in arguments
+            ]
             present = present & np.array(one_by_one, np.bool_)
         self.lost += int((~present).sum())
         if not present.all():
@@ -388,7 +385,7 @@ class InstantColumns:
         return [column[order] for column in columns]
 
 
-def integers(values: Sequence[Number]) -> Int64:
+def integers(values: Sequence[trace_events.Number]) -> Int64:
     """Return an int64 column; values that do not fit are MISSING."""
     try:
         return np.array(values, np.int64)

@@ -2,16 +2,7 @@
 
 from dataclasses import dataclass
 
-from fsdpbench.workloads.shape import (
-    Rope,
-    ShapeError,
-    check_divides,
-    check_layers,
-    check_least,
-    check_share,
-    check_word,
-    error_text,
-)
+from fsdpbench.workloads import shape as shapes
 
 FAMILY = "decoder"
 _LARGEST_PATTERN = 10_000
@@ -104,50 +95,52 @@ class DecoderShape:
     capacity: float = 0.0
 
     def __post_init__(self) -> None:
-        check_least(self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "max_seq")
-        check_divides(self, "kv_heads", "heads")
-        check_share(self, "embedding_dropout", "residual_dropout", "attention_dropout")
+        shapes.check_least(self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "max_seq")
+        shapes.check_divides(self, "kv_heads", "heads")
+        shapes.check_share(self, "embedding_dropout", "residual_dropout", "attention_dropout")
         if self.head_width < 1:
-            check_divides(self, "heads", "d_model")
+            shapes.check_divides(self, "heads", "d_model")
             object.__setattr__(self, "head_width", self.d_model // self.heads)
-        check_least(self, "query_scale", "score_cap", "logit_cap", "window", "local_theta", least=0)
-        check_least(self, "norm_eps", "router_skew", "shared_d_ff", "capacity", least=0)
+        shapes.check_least(self, "query_scale", "score_cap", "logit_cap", "window", "local_theta", least=0)
+        shapes.check_least(self, "norm_eps", "router_skew", "shared_d_ff", "capacity", least=0)
         for name, words in _WORDS.items():
-            check_word(self, name, words)
+            shapes.check_word(self, name, words)
         self._check_attention()
         self._check_experts()
 
     def _check_attention(self) -> None:
         if not 0 < self.rotary_share <= 1 or self.rotary_width % 2 or self.rotary_width < 2:
-            raise ShapeError(
-                error_text("shape.rotary_share", self.rotary_share, self.head_width, self.rotary_width)
+            raise shapes.ShapeError(
+                shapes.error_text("shape.rotary_share", self.rotary_share, self.head_width, self.rotary_width)
             )
         if self.rope_theta <= 1 or 0 < self.local_theta <= 1:
-            raise ShapeError(f"shape field rope_theta is {self.rope_theta}: it must be above 1")
-        rope = Rope.parse(self.rope)
+            raise shapes.ShapeError(f"shape field rope_theta is {self.rope_theta}: it must be above 1")
+        rope = shapes.Rope.parse(self.rope)
         if rope.kind == "longrope" and {len(rope.short), len(rope.long)} != {self.rotary_width // 2}:
-            raise ShapeError(error_text("shape.longrope", self.rotary_width // 2))
+            raise shapes.ShapeError(shapes.error_text("shape.longrope", self.rotary_width // 2))
         _check_pattern("layer_pattern", self.layer_pattern, "SF")
         if "S" in self.layer_pattern and not self.window:
-            raise ShapeError("shape field layer_pattern has sliding layers (S): give them a window")
+            raise shapes.ShapeError("shape field layer_pattern has sliding layers (S): give them a window")
         if self.attention == "fused" and (self.sinks or self.score_cap):
             part = "sinks" if self.sinks else "score_cap"
-            raise ShapeError(f"shape field {part} needs attention=explicit: torch's fused kernels have none")
+            raise shapes.ShapeError(
+                f"shape field {part} needs attention=explicit: torch's fused kernels have none"
+            )
         if self.parallel and self.post_norms:
-            raise ShapeError("shape fields parallel and post_norms do not go together")
+            raise shapes.ShapeError("shape fields parallel and post_norms do not go together")
 
     def _check_experts(self) -> None:
         _check_pattern("moe_pattern", self.moe_pattern, "MD")
         if "M" not in self.moe_pattern:
             if self.experts:
-                raise ShapeError(error_text("shape.no_mixture", self.experts, self.moe_pattern))
+                raise shapes.ShapeError(shapes.error_text("shape.no_mixture", self.experts, self.moe_pattern))
             return
-        check_least(self, "experts", "expert_d_ff", "experts_per_token")
-        check_layers(self.experts, "experts")
+        shapes.check_least(self, "experts", "expert_d_ff", "experts_per_token")
+        shapes.check_layers(self.experts, "experts")
         if self.experts_per_token > self.experts:
-            raise ShapeError(error_text("shape.experts", self.experts_per_token, self.experts))
+            raise shapes.ShapeError(shapes.error_text("shape.experts", self.experts_per_token, self.experts))
         if self.shared_gate and not self.shared_d_ff:
-            raise ShapeError("shape field shared_gate needs a shared expert: give shared_d_ff")
+            raise shapes.ShapeError("shape field shared_gate needs a shared expert: give shared_d_ff")
 
     @property
     def rotary_width(self) -> int:
@@ -189,4 +182,4 @@ _WORDS = {
 
 def _check_pattern(name: str, pattern: str, letters: str) -> None:
     if not 0 < len(pattern) <= _LARGEST_PATTERN or set(pattern) - set(letters):
-        raise ShapeError(error_text("shape.letters", name, pattern[:80], " and ".join(letters)))
+        raise shapes.ShapeError(shapes.error_text("shape.letters", name, pattern[:80], " and ".join(letters)))

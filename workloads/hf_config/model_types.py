@@ -14,17 +14,7 @@ from fsdpbench.base.files.documents import table_beside
 from fsdpbench.workloads.decoder.shape import FAMILY as DECODER
 from fsdpbench.workloads.families.gpt_workload import FAMILY as GPT
 from fsdpbench.workloads.families.t5_workload import FAMILY as T5
-from fsdpbench.workloads.hf_config.keys import (
-    ACTIVATIONS,
-    DEFAULTS,
-    Keys,
-    common_shape,
-    layer_pattern,
-    longrope_shape,
-    read_rope,
-    rope_shape,
-    shortest_period,
-)
+from fsdpbench.workloads.hf_config import keys as config_keys
 from fsdpbench.workloads.library import LIBRARY, has_field, values_of
 from fsdpbench.workloads.shape import NotBuiltError, ShapeError
 
@@ -64,7 +54,7 @@ DECODERS: Mapping[str, DecoderType] = {
 }
 
 
-def decoder(keys: Keys, of: DecoderType) -> Values:
+def decoder(keys: config_keys.Keys, of: DecoderType) -> Values:
     """Read the keys of a decoder of type `of`. Raises `ShapeError`."""
     for key, accepted in of.must.items():
         keys.must_be(key, *accepted, None)
@@ -72,12 +62,16 @@ def decoder(keys: Keys, of: DecoderType) -> Values:
     read = dict(of.read)
     if of.experts_too:
         read["experts"] = (of.experts_too, _experts_by_either_name(keys, of.experts_too, *read["experts"]))
-    rope = _ROPES[of.rope](keys) if of.rope else rope_shape(keys, of.theta, of.scaling, partial=of.partial)
-    shape = {**common_shape(keys, of.defaults), **rope, **of.shape}
+    rope = (
+        _ROPES[of.rope](keys)
+        if of.rope
+        else config_keys.rope_shape(keys, of.theta, of.scaling, partial=of.partial)
+    )
+    shape = {**config_keys.common_shape(keys, of.defaults), **rope, **of.shape}
     shape |= {name: keys.of_its_type(*how) for name, how in read.items()}
     if of.activation:
         older = keys.raw("hidden_act") or of.defaults["hidden_act"]
-        shape["activation"] = keys.word(of.activation, str(older), ACTIVATIONS)
+        shape["activation"] = keys.word(of.activation, str(older), config_keys.ACTIVATIONS)
     if shape.get("score_cap"):
         shape["attention"] = "explicit"
     if "experts" in shape:
@@ -88,7 +82,7 @@ def decoder(keys: Keys, of: DecoderType) -> Values:
     return shape if of.window is None else {**shape, **_sliding(keys, of, shape["layers"])}
 
 
-def _sliding(keys: Keys, of: DecoderType, layers: int) -> Values:
+def _sliding(keys: config_keys.Keys, of: DecoderType, layers: int) -> Values:
     """Read which layers slide, and over how many tokens."""
     window = keys.whole("sliding_window", of.window or 0, null=0)
     on = keys.flag("use_sliding_window", False) if of.switched else True
@@ -103,10 +97,10 @@ def _sliding(keys: Keys, of: DecoderType, layers: int) -> Values:
             return (layer + 1) % period != 0
         return layer % 2 == 0 if of.slides == "even" else layer >= first
 
-    return layer_pattern(keys, layers, window if on else None, slides)
+    return config_keys.layer_pattern(keys, layers, window if on else None, slides)
 
 
-def _experts_by_either_name(keys: Keys, second: str, first: str, missing: int) -> int:
+def _experts_by_either_name(keys: config_keys.Keys, second: str, first: str, missing: int) -> int:
     """Read the number of experts from a key and its second name, which must agree."""
     experts = keys.whole(first, keys.whole(second, missing))
     again = keys.whole(second, experts)
@@ -115,22 +109,22 @@ def _experts_by_either_name(keys: Keys, second: str, first: str, missing: int) -
     return experts
 
 
-def _sparse_layers(keys: Keys, layers: int, experts: int) -> str:
+def _sparse_layers(keys: config_keys.Keys, layers: int, experts: int) -> str:
     """Read the pattern of mixtures: every `decoder_sparse_step`-th layer, except listed layers."""
     step, dense = keys.whole("decoder_sparse_step", 1) or 1, keys.raw("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise keys.misfit("mlp_only_layers", dense, "a list of layers")
-    return shortest_period(
+    return config_keys.shortest_period(
         "M" if experts and layer not in dense and (layer + 1) % step == 0 else "D" for layer in range(layers)
     )
 
 
-def _gemma3_rope(keys: Keys) -> Values:
+def _gemma3_rope(keys: config_keys.Keys) -> Values:
     """Read Gemma 3's rotary positions: full layers may be scaled, sliding layers have their own theta."""
     by_layer = keys.table("rope_parameters") or {}
     local_theta = keys.number("rope_local_base_freq", 10000.0)
     if "full_attention" not in by_layer:
-        return {**rope_shape(keys, 1e6), "local_theta": local_theta}
+        return {**config_keys.rope_shape(keys, 1e6), "local_theta": local_theta}
     theta = keys.number("rope_theta", 1e6)
     full, sliding = (
         dict(keys.as_table(f"rope_parameters.{kind}", by_layer.get(kind)))
@@ -138,15 +132,18 @@ def _gemma3_rope(keys: Keys) -> Values:
     )
     theta = keys.as_number("rope_theta", full.pop("rope_theta", None), theta)
     local_theta = keys.as_number("rope_theta", sliding.pop("rope_theta", None), local_theta)
-    if read_rope(keys, sliding).kind != "default":
+    if config_keys.read_rope(keys, sliding).kind != "default":
         raise keys.refusal("rope_parameters of sliding_attention", sliding)
-    return {"rope_theta": theta, "rope": str(read_rope(keys, full)), "local_theta": local_theta}
+    return {"rope_theta": theta, "rope": str(config_keys.read_rope(keys, full)), "local_theta": local_theta}
 
 
-_ROPES: Mapping[str, Callable[[Keys], Values]] = {"longrope": longrope_shape, "by layer": _gemma3_rope}
+_ROPES: Mapping[str, Callable[[config_keys.Keys], Values]] = {
+    "longrope": config_keys.longrope_shape,
+    "by layer": _gemma3_rope,
+}
 
 
-def gpt2(keys: Keys) -> Values:
+def gpt2(keys: config_keys.Keys) -> Values:
     """Read GPT-2, which has `n_positions` learned positions."""
     d_model, inner = keys.whole("n_embd", 768), keys.whole("n_inner", 0)
     if inner and (not d_model or inner % d_model):
@@ -180,13 +177,13 @@ _SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
 _FEED_FORWARDS = {"relu": "", "gated-gelu": "gated"}
 
 
-def umt5(keys: Keys) -> Values:
+def umt5(keys: config_keys.Keys) -> Values:
     """Read UMT5: mT5 with a position bias in every layer."""
     keys.ignore("scalable_attention")  # written by the trainer and read by no code
-    return {**t5(keys, DEFAULTS["mt5"] | {"tie_word_embeddings": True}), "bias_each_layer": True}
+    return {**t5(keys, config_keys.DEFAULTS["mt5"] | {"tie_word_embeddings": True}), "bias_each_layer": True}
 
 
-def t5(keys: Keys, defaults: Values) -> Values:
+def t5(keys: config_keys.Keys, defaults: Values) -> Values:
     """Read T5, T5 1.1, Flan-T5, or mT5 (T5 1.1 with a vocabulary of 101 languages), with their defaults."""
     layers = keys.whole("num_layers", defaults["num_layers"])
     decoder_layers = keys.whole("num_decoder_layers", layers)
@@ -213,10 +210,10 @@ def t5(keys: Keys, defaults: Values) -> Values:
     }
 
 
-Reader = Callable[[Keys], Values]
+Reader = Callable[[config_keys.Keys], Values]
 MODEL_TYPES: Mapping[str, tuple[str, Reader]] = {
     **{name: (DECODER, partial(decoder, of=of)) for name, of in DECODERS.items()},
-    **{name: (T5, partial(t5, defaults=own)) for name, own in DEFAULTS.items()},
+    **{name: (T5, partial(t5, defaults=own)) for name, own in config_keys.DEFAULTS.items()},
     "umt5": (T5, umt5),
     "gpt2": (GPT, gpt2),
 }
@@ -257,7 +254,7 @@ def translate(config: Mapping[str, Any], towers: bool = False) -> Translation:
         except NotBuiltError as error:
             if not has_field(model_type, error.key):
                 raise
-    Keys(config).check_checkpoint()
+    config_keys.Keys(config).check_checkpoint()
     return Translation(LIBRARY, values_of(config, towers))
 
 
@@ -267,7 +264,7 @@ _OF_WHOLE = ("tie_word_embeddings", "quantization_config")
 
 def _of_ours(config: Mapping[str, Any]) -> Translation:
     family, read = MODEL_TYPES[config["model_type"]]
-    keys = Keys(config)
+    keys = config_keys.Keys(config)
     values = read(keys)
     keys.finish()
     return Translation(family, values)

@@ -5,8 +5,6 @@ more memory ──────> memory it needs and its speed ── the referen
 each change ──────> fits? how fast? ── none fits ──> pairs of those that save most, then all of them
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
@@ -61,7 +59,7 @@ class Change:
             made = replace(made, what_if=made.what_if.after(config.what_if))
         return made if made.script is not None or made.system == config.system else without_absent(made)
 
-    def with_(self, other: Change) -> Change:
+    def with_(self, other: "Change") -> "Change":
         """Return both changes combined; if both set the same field, the value of `other` is used."""
         return Change(
             f"{self.write} {other.write}",
@@ -73,12 +71,12 @@ class Change:
             self.unpriced or other.unpriced,
         )
 
-    def holds(self, other: Change) -> bool:
+    def holds(self, other: "Change") -> bool:
         """Return whether it changes all fields that `other` changes, and more."""
         mine, others = ({*change.settings, *change.fields} for change in (self, other))
         return mine > others
 
-    def clashes_with(self, other: Change) -> bool:
+    def clashes_with(self, other: "Change") -> bool:
         """Return whether both change the same field."""
         names = {name for name, _ in (*self.settings, *self.fields)}
         return bool(names & {name for name, _ in (*other.settings, *other.fields)})

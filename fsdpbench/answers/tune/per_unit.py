@@ -11,8 +11,6 @@ blocks, those that recompute come first, where backward ends and little other me
 stay gathered come last, where backward begins. Full offload is spread out, to balance the link to the host.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -62,7 +60,7 @@ class Mix:
     blocks: tuple[tuple[int, ...], ...]
     kept: int = 0
 
-    def apart(self, other: Mix) -> int:
+    def apart(self, other: "Mix") -> int:
         """Return the number of blocks and units that differ; each changed block counts twice."""
         pairs = zip(itertools.chain(*self.blocks), itertools.chain(*other.blocks), strict=True)
         return sum(abs(one - its) for one, its in pairs) + abs(self.kept - other.kept)
@@ -143,7 +141,7 @@ class Costs:
     late: np.ndarray[Any, Any]
 
     @classmethod
-    def fitted(cls, family: Family, figures: np.ndarray[Any, Any]) -> Costs:
+    def fitted(cls, family: Family, figures: np.ndarray[Any, Any]) -> "Costs":
         """Fit the model to [time, GiB] of each of the family's corners."""
         more, sizes = figures - figures[0], np.array(family.sizes)
         blocks, others = np.zeros((len(sizes), len(CHOICES), 2)), family.choices[1:]
@@ -171,7 +169,7 @@ class Costs:
         figures = self.least + np.einsum("kc,kcf->f", blocks, self.blocks) + mix.kept * self.unit
         return figures + np.array([over, 0.0])
 
-    def corrected(self, mix: Mix, found: Candidate) -> Costs:
+    def corrected(self, mix: Mix, found: Candidate) -> "Costs":
         """Return the model with a smaller `hidden` share if `mix` ran slower than predicted, by at least the
         cost of one late block."""
         moved = (np.array(mix.blocks)[:, _OFFLOADS_ALL] > 0) & (self.late > 0)

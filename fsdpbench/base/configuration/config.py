@@ -4,8 +4,6 @@ It is passed down unchanged (command line -> sweep -> launcher -> worker); a `Re
 `provenance.content_key(config)` hashes it together with the versions and sources that it runs under.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
@@ -55,7 +53,7 @@ class Measurement:
             raise UsageError(f"timeout must be a finite number of seconds above 0, not {self.timeout_s}")
 
     @classmethod
-    def default_for(cls, device: str) -> Measurement:
+    def default_for(cls, device: str) -> "Measurement":
         """Return the default numbers of steps: few on `sim`, because simulated times are exact."""
         if device == "sim":
             return cls(2, 1, 1, timeout_s=300.0, most_warmup_steps=12, most_timed_steps=8)
@@ -81,12 +79,12 @@ class Config:
     data: str | None = None
     shape_given: Mapping[str, ShapeValue] = field(default_factory=dict)
     script: ScriptSource | None = None
-    jitter: JitterSettings | None = None
+    jitter: "JitterSettings | None" = None
     sanitize: bool = False
     """Track every memory access on the simulated GPU, and report data races."""
     software: str | None = None
     """The software profile of simulated GPUs, by name or path; `None`: the installed software."""
-    what_if: WhatIf | None = None
+    what_if: "WhatIf | None" = None
     """Additional assumptions about simulated GPUs, set by `fsdpbench explain`."""
     soak: SoakSettings | None = None
     """Run many consecutive steps instead of a few timed and traced ones."""
@@ -165,7 +163,7 @@ class Config:
         return {**self.to_dict(), "emulate": False}
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Config:
+    def from_dict(cls, record: Mapping[str, Any]) -> "Config":
         """Return the configuration that `to_dict` wrote. Raises `UsageError`, `ValueError` for a field."""
         if record.get("emulate"):
             raise UsageError(NO_EMULATION)
@@ -245,7 +243,7 @@ class WhatIf:
         if not 0 < self.room < math.inf:
             raise UsageError(f"room must be a finite number above 0, not {self.room}")
 
-    def after(self, earlier: WhatIf) -> WhatIf:
+    def after(self, earlier: "WhatIf") -> "WhatIf":
         """Return both changes as one. This one's allocator takes precedence; its variation comes first."""
         names = [each for each in (self.variation, earlier.variation) if each]
         return replace(
@@ -270,7 +268,7 @@ class JitterSettings:
                 raise UsageError(f"--jitter: {name}={value} must be from 0 to {most:g}")
 
     @classmethod
-    def parse(cls, text: str) -> JitterSettings:
+    def parse(cls, text: str) -> "JitterSettings":
         """Parse `7`, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `UsageError`."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         values: dict[str, float] = {}
@@ -317,7 +315,7 @@ class Degrees:
     ep: int = 1
 
     @classmethod
-    def of(cls, config: Config) -> Degrees:
+    def of(cls, config: Config) -> "Degrees":
         """Return the degrees of `config`."""
         settings = config.settings
         return cls(config.gpus, settings.tp, settings.cp, settings.ep)

@@ -1,7 +1,5 @@
 """`fsdpbench analyze`: the figures of a trace of any origin, and changes from another one."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,7 +76,7 @@ def command(
         tell(f"wrote {output}")
 
 
-def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
+def _dumps(paths: tuple[Path, ...]) -> "Verdict | None":
     """Return the verdict on Flight Recorder dumps or logs with time-outs; None if `paths` has neither."""
     from fsdpbench.reports.analysis.flight_recorder import judge, judge_logs
     from fsdpbench.reports.readers.flight_recorder import find_dumps, find_logs
@@ -90,7 +88,7 @@ def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
     return judge_logs(logs) if logs else None
 
 
-def _limits(texts: tuple[str, ...]) -> TraceLimits:
+def _limits(texts: tuple[str, ...]) -> "TraceLimits":
     from fsdpbench.reports.readers import TraceLimits
 
     try:
@@ -100,8 +98,8 @@ def _limits(texts: tuple[str, ...]) -> TraceLimits:
 
 
 def _analyzed(
-    paths: tuple[Path, ...], jobs: int | None, roofs: Roofs, limits: TraceLimits, *, draws: bool = False
-) -> Analysis:
+    paths: tuple[Path, ...], jobs: int | None, roofs: "Roofs", limits: "TraceLimits", *, draws: bool = False
+) -> "Analysis":
     from fsdpbench.reports.analysis import analyze
     from fsdpbench.reports.analysis.analyze import find_traces
     from fsdpbench.reports.analysis.processes import suitable_processes
@@ -114,7 +112,7 @@ def _analyzed(
     return analyze(paths, processes=processes, links=links, limits=limits, chips=chips, draw=draw)
 
 
-def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, object], list[str]]:
+def _compared(before: "Analysis", after: "Analysis") -> tuple[dict[str, object], list[str]]:
     """Return the changes of each rank, as JSON and as text. Raises `UsageError` if a side has no trace."""
     from fsdpbench.reports.analysis.trace_diff import describe_diff, diff_analyses
 
@@ -125,7 +123,7 @@ def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, object], lis
     return content, [describe_diff(diff) for diff in diffs]
 
 
-def _second_opinion(before: Analysis | None, after: Analysis) -> tuple[dict[str, object], list[str]]:
+def _second_opinion(before: "Analysis | None", after: "Analysis") -> tuple[dict[str, object], list[str]]:
     """Return HTA's figures of each trace, and its diff of the first trace of each side, as JSON and text."""
     from fsdpbench.reports.readers.hta import describe_changes, describe_opinion, hta_changes, hta_opinion
 

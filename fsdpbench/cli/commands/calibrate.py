@@ -1,7 +1,5 @@
 """`fsdpbench calibrate`: write a hardware profile from measurements of a machine, or from measured runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import tempfile
@@ -204,7 +202,7 @@ def calibrate_from_results(
         show_json(_record(found, runs, output))
 
 
-def _runs_of_table(path: Path) -> list[MeasuredRun]:
+def _runs_of_table(path: Path) -> "list[MeasuredRun]":
     """Return the runs of a `validate --runs` file that have a measured speed or time."""
     from fsdpbench.lab.calibrate.from_results import MeasuredRun
     from fsdpbench.lab.validation.paper_network import config_of
@@ -222,7 +220,7 @@ def _runs_of_table(path: Path) -> list[MeasuredRun]:
     return found
 
 
-def _factors(given: str | None, runs: Sequence[MeasuredRun]) -> list[Factor]:
+def _factors(given: str | None, runs: "Sequence[MeasuredRun]") -> "list[Factor]":
     """Return the factors in `given`; by default the network if a run has several nodes, else computation."""
     from fsdpbench.lab.calibrate.from_results import Factor
 
@@ -236,7 +234,7 @@ def _factors(given: str | None, runs: Sequence[MeasuredRun]) -> list[Factor]:
     return [Factor(word) for word in words]
 
 
-def _simulated(runs: Sequence[MeasuredRun], folder: Path, hardware: Path) -> list[Result]:
+def _simulated(runs: "Sequence[MeasuredRun]", folder: Path, hardware: Path) -> list[Result]:
     """Simulate all `runs` in `folder`, on the profile in the file `hardware`."""
     from fsdpbench.engine.results.provenance import content_key
     from fsdpbench.sweep.runner import UNTRACED, simulate
@@ -248,7 +246,7 @@ def _simulated(runs: Sequence[MeasuredRun], folder: Path, hardware: Path) -> lis
     return [found[content_key(config)] for config in configs]
 
 
-def _factors_text(found: Fit) -> str:
+def _factors_text(found: "Fit") -> str:
     parts = []
     for factor, value in found.profile.factors.items():
         low, high = found.interval(factor)
@@ -256,7 +254,7 @@ def _factors_text(found: Fit) -> str:
     return "fitted to measured runs: " + ", ".join(parts)
 
 
-def _record(found: Fit, runs: Sequence[MeasuredRun], output: Path) -> dict[str, object]:
+def _record(found: "Fit", runs: "Sequence[MeasuredRun]", output: Path) -> dict[str, object]:
     factors = [
         {
             "name": factor.value,

@@ -3,8 +3,6 @@
 Exit code 0: no figure is worse; 1: a regression; 3: cannot judge; 4: a new configuration failed.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -54,8 +52,8 @@ _output_options = grouped(
 
 
 def finish(
-    comparison: Comparison,
-    after: Mapping[str, Entry],
+    comparison: "Comparison",
+    after: "Mapping[str, Entry]",
     form: str,
     notes: Sequence[str] = (),
     export: Callable[[], None] = lambda: None,
@@ -155,7 +153,7 @@ def command(
     finish(comparison, side.entries, form, left_out, partial(export, side, exports))
 
 
-def _write_noise(side: Side, path: Path | None) -> None:
+def _write_noise(side: "Side", path: Path | None) -> None:
     from fsdpbench.answers.check.thresholds import measure_noise, read_thresholds
 
     known = read_thresholds(path if path is not None and path.exists() else None)
@@ -175,7 +173,7 @@ def _write_noise(side: Side, path: Path | None) -> None:
     tell(f"wrote {path}")
 
 
-def swept_side(baseline: Baseline, repeat: int) -> Side:
+def swept_side(baseline: "Baseline", repeat: int) -> "Side":
     """Run the sweep of `baseline` in a temporary folder, without a report; return its figures."""
     compiles = True in (baseline.space.get("settings") or {}).get("compile", ())
     fork_server.start(baseline.space.get("device"), compiles)
@@ -199,7 +197,7 @@ def swept_side(baseline: Baseline, repeat: int) -> Side:
         return stored_side(folder)
 
 
-def show_history(history: History, form: str, output: Path | None) -> None:
+def show_history(history: "History", form: str, output: Path | None) -> None:
     """Print `history` in `form` (text, json, md) and write its page to `output`. Raises `BenchError`."""
     from fsdpbench.reports.pages.history_page import step_groups, write_history_page
 
@@ -220,7 +218,7 @@ def show_history(history: History, form: str, output: Path | None) -> None:
         tell(f"wrote {output}")
 
 
-def _lines(groups: list[StepGroup]) -> list[str]:
+def _lines(groups: "list[StepGroup]") -> list[str]:
     """Return a line for each commit, the newest first, followed by a line for each figure."""
     lines: list[str] = []
     last: str | None = ""
@@ -233,7 +231,7 @@ def _lines(groups: list[StepGroup]) -> list[str]:
     return lines
 
 
-def _markdown(groups: list[StepGroup]) -> list[str]:
+def _markdown(groups: "list[StepGroup]") -> list[str]:
     rows = [
         f"| {(group.revision or 'now')[:9]} | {group.subject.replace('|', '/')} | {group.metric} "
         f"| {group.configurations} | {group.change_words} | {group.word} |"
@@ -337,7 +335,7 @@ def _show(file: Path, as_json: bool) -> None:
         show_json({"schema": 1, "file": str(file), "baseline": read_json_object(file)})
 
 
-def _write(baseline: Baseline, side: Side, file: Path, verb: str, leave_out: tuple[str, ...]) -> None:
+def _write(baseline: "Baseline", side: "Side", file: Path, verb: str, leave_out: tuple[str, ...]) -> None:
     from fsdpbench.answers.check.records.sides import whole
 
     kept = whole(side, leave_out)

@@ -1,7 +1,5 @@
 """`fsdpbench explain`: why memory ran out, and changes that fit; `expect`: is a measured speed normal."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -79,8 +77,8 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 
 
 def _advice(
-    config: Config, hardware: str | None, options: dict[str, Any], explanation: Explanation
-) -> Advice:
+    config: "Config", hardware: str | None, options: dict[str, Any], explanation: "Explanation"
+) -> "Advice":
     """Simulate changes of a configuration and add them to `explanation`. Raises `BenchError`."""
     fork_server.start("sim")
     from fsdpbench.answers.explain import advise
@@ -109,7 +107,7 @@ class Explanation:
         self.texts += texts
 
 
-def _read(source: str, hardware: str | None, explanation: Explanation) -> tuple[Config | None, str | None]:
+def _read(source: str, hardware: str | None, explanation: Explanation) -> "tuple[Config | None, str | None]":
     """Explain a file. Return its configuration if it has one, and `hardware` (default: the profile of the GPU
     in the file). Raises `UsageError`."""
     from fsdpbench.reports.analysis.out_of_memory import describe_report, describe_snapshot, read_oom_snapshot
@@ -131,7 +129,7 @@ def _read(source: str, hardware: str | None, explanation: Explanation) -> tuple[
     return None, hardware
 
 
-def _read_message(source: str) -> OomReport:
+def _read_message(source: str) -> "OomReport":
     """Return the message in a log, or on standard input. Raises `UsageError` if there is none."""
     from fsdpbench.reports.readers.oom_log import read_log
 
@@ -152,7 +150,7 @@ def _read_message(source: str) -> OomReport:
     return report
 
 
-def recorded(path: Path) -> Result:
+def recorded(path: Path) -> "Result":
     """Return the result in a file, or of a configuration in a folder that ran out. Raises `UsageError`."""
     from fsdpbench.base.files.documents import read_json_object
     from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store
@@ -179,8 +177,8 @@ def recorded(path: Path) -> Result:
 
 
 def _measured_config(
-    path: Path, result: Result, hardware: str | None, explanation: Explanation
-) -> tuple[Config, str | None]:
+    path: Path, result: "Result", hardware: str | None, explanation: Explanation
+) -> "tuple[Config, str | None]":
     """Return the recorded configuration and the GPUs to simulate it on: `hardware`, or those that it ran on.
     If it ran on real GPUs, explain its message. Raises `UsageError`."""
     from fsdpbench.base.configuration.config import Config
@@ -249,7 +247,7 @@ def expect_command(assignments: tuple[str, ...], as_json: bool, **options: Any) 
     show_as(record(found), "\n".join(lines(found)), as_json=as_json)
 
 
-def _from_run(path: Path, hardware: str | None) -> tuple[Measured, Config | None, str | None]:
+def _from_run(path: Path, hardware: str | None) -> "tuple[Measured, Config | None, str | None]":
     """Return the speed of a run, its configuration if the run has one, and `hardware` (default: the profile
     of its GPU). Raises `UsageError`."""
     from fsdpbench.lab.calibrate.from_results import runs_of_results

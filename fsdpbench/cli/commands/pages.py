@@ -1,7 +1,5 @@
 """`fsdpbench report` and `fsdpbench watch`: the page of a run folder, also during its sweep."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -83,12 +81,12 @@ def command(
         raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
 
 
-def _write(page: LivePage | None, state: SweepState, is_over: bool) -> bool:
+def _write(page: "LivePage | None", state: "SweepState", is_over: bool) -> bool:
     with written(page and page.target, "; --no-page does without"):
         return page is not None and page.update(len(state.ended), is_over=is_over)
 
 
-def _looks(folder: SweepFolder, view: View, wait: float, timeout: float | None) -> Iterator[SweepState]:
+def _looks(folder: "SweepFolder", view: "View", wait: float, timeout: float | None) -> "Iterator[SweepState]":
     """Yield the state of `folder` twice a second until its sweep is done.
 
     Raises `UsageError` if no sweep begins within `wait` seconds, `CannotJudgeError` after `timeout` seconds,
@@ -129,18 +127,18 @@ def _looks(folder: SweepFolder, view: View, wait: float, timeout: float | None) 
         time.sleep(_LOOK_S)
 
 
-def _why_waiting(folder: Path, state: SweepState | None) -> str:
+def _why_waiting(folder: Path, state: "SweepState | None") -> str:
     if state is None:
         return f"waiting for a sweep in {folder}"
     return f"waiting for the sweep in {folder} to resume: {len(state.ended)} of {len(state.points)} are done"
 
 
-def _timed_out(folder: Path, state: SweepState | None, timeout: float) -> None:
+def _timed_out(folder: Path, state: "SweepState | None", timeout: float) -> None:
     done = f"{len(state.ended)} of {len(state.points)} configurations are done" if state else "no sweep began"
     raise CannotJudgeError(f"{folder}: {done} after {timeout:g} s (--timeout); the sweep is not disturbed")
 
 
-def _never_began(folder: Path, state: SweepState | None, wait: float) -> None:
+def _never_began(folder: Path, state: "SweepState | None", wait: float) -> None:
     if state is not None:
         counts = len(state.ended), len(state.points)
         raise BenchError(error_text("pages.no_sweep", folder, wait, *counts))
@@ -148,7 +146,7 @@ def _never_began(folder: Path, state: SweepState | None, wait: float) -> None:
     raise UsageError(f"{folder} {what}, and no sweep began there within {wait:g} s (--wait)")
 
 
-def _record(folder: Path, state: SweepState, ending: BenchError | None) -> dict[str, object]:
+def _record(folder: Path, state: "SweepState", ending: BenchError | None) -> dict[str, object]:
     """Return the last state of the sweep as JSON."""
     return {
         "schema": 1,
@@ -165,13 +163,13 @@ _LAST_SHOWN = 8
 _MOST_UNDER_WAY = 6
 
 
-def _headline(state: SweepState, slurm: str = "") -> str:
+def _headline(state: "SweepState", slurm: str = "") -> str:
     done = f"{len(state.ended)}/{len(state.points)}"
     text = headline(done, state.failed, state.left_s if state.is_held else None)
     return f"{text}; Slurm: {slurm}" if slurm else text
 
 
-def _results(state: SweepState) -> list[tuple[str, Result]]:
+def _results(state: "SweepState") -> "list[tuple[str, Result]]":
     return [(_words(each.folder), each.result) for each in state.ended]
 
 
@@ -190,7 +188,7 @@ class View:
     """The interface of views, which prints nothing; `show` is called with each new state."""
 
     def waiting(self, why: str) -> None: ...
-    def show(self, state: SweepState, slurm: str) -> None: ...
+    def show(self, state: "SweepState", slurm: str) -> None: ...
     def end(self) -> None: ...
 
 
@@ -208,7 +206,7 @@ class PlainView(View):
             tell(why)
             self._why = why
 
-    def show(self, state: SweepState, slurm: str) -> None:
+    def show(self, state: "SweepState", slurm: str) -> None:
         from fsdpbench.cli.terminal.progress import describe_result
 
         if not self._began:
@@ -227,7 +225,7 @@ class PlainView(View):
 class LiveView(View):
     """Redraws a table in the terminal four times a second."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: "Console") -> None:
         from rich.live import Live
 
         self._console = console
@@ -239,14 +237,14 @@ class LiveView(View):
 
         self._live.update(Text(why, style="dim"))
 
-    def show(self, state: SweepState, slurm: str) -> None:
+    def show(self, state: "SweepState", slurm: str) -> None:
         self._live.update(_table_of(state, slurm, self._console.width))
 
     def end(self) -> None:
         self._live.stop()
 
 
-def _table_of(state: SweepState, slurm: str, width: int) -> Group:
+def _table_of(state: "SweepState", slurm: str, width: int) -> "Group":
     """Return headline, best so far, last results and running configurations, `width` columns wide."""
     from rich.console import Group
     from rich.text import Text

@@ -1,7 +1,5 @@
 """`fsdpbench plan`: which configurations a sweep would run, which cannot fit, and what it would cost."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
@@ -18,18 +16,8 @@ from fsdpbench.base.errors import ExitCode, UsageError
 from fsdpbench.cli.commands.sweep import announced, request_from
 from fsdpbench.cli.output import make_console, show, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
+from fsdpbench.cli.terminal import by_count as counted
 from fsdpbench.cli.terminal import units
-from fsdpbench.cli.terminal.by_count import (
-    Budget,
-    Row,
-    amount,
-    budget_options,
-    print_endured,
-    print_rows,
-    row_of,
-    rows_by_count,
-    span,
-)
 from fsdpbench.cli.terminal.table import Column, print_table, shared_words
 from fsdpbench.cli.values import MOST_JOBS, SectionedCommand, help_all_option, whole
 from fsdpbench.launch import fork_server
@@ -51,7 +39,7 @@ _GIB = 2**30
 @target_options
 @space_options
 @click.option("--jobs", type=whole(most=MOST_JOBS))
-@budget_options
+@counted.budget_options
 @click.option("--no-predict", is_flag=True)
 @click.option("--per-unit", is_flag=True)
 @setting_options(many=True)
@@ -72,7 +60,7 @@ def command(
     from fsdpbench.sweep.prediction import best_first, forecast
     from fsdpbench.sweep.trials import jobs_for
 
-    budget = Budget.of(options.pop("tokens"), options.pop("price"), options.pop("gpu_mtbf"))
+    budget = counted.Budget.of(options.pop("tokens"), options.pop("price"), options.pop("gpu_mtbf"))
     request = request_from(space, assignments, options)
     request = request if no_predict else with_fitting_batches(request, options["jobs"], tell)
     budget.check(request.target)
@@ -99,15 +87,15 @@ def command(
             nearest = units.words_of(advice.as_it_is.config)
             show(f"Nothing fits. Of {nearest}:\n{describe_changes(advice)}")
         if len(by_count) > 1:
-            print_rows(by_count, budget)
-        print_endured(by_count)
+            counted.print_rows(by_count, budget)
+        counted.print_endured(by_count)
         if chooses and (found := _by_unit(chooses, jobs)):
             _print_by_unit(found)
     if foreseen and any(each.status is not None for each in foreseen.that_fit(None)):
         raise click.exceptions.Exit(ExitCode.SOME_FAILED)
 
 
-def _print_by_unit(found: UnitGain) -> None:
+def _print_by_unit(found: "UnitGain") -> None:
     """Print the settings chosen per unit, their speed, and the command for the recommended configuration."""
     from fsdpbench.engine.results.provenance import run_command
 
@@ -117,7 +105,7 @@ def _print_by_unit(found: UnitGain) -> None:
     show(run_command(found.recommended))
 
 
-def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain | None:
+def _by_unit(foreseen: "Forecast", jobs: int) -> "UnitGain | None":
     """Choose settings per unit, starting from the predicted points. None, with a message, if nothing fits."""
     from fsdpbench.answers.tune.front import Candidate, Goal, judge
     from fsdpbench.answers.tune.per_unit import NothingFitsError, choose
@@ -125,7 +113,7 @@ def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain | None:
     from fsdpbench.sweep.prediction import as_simulated
     from fsdpbench.sweep.trials import simulate
 
-    def run(configs: Sequence[Config]) -> list[Candidate]:
+    def run(configs: "Sequence[Config]") -> list[Candidate]:
         found = simulate(configs, jobs, lambda _: tell(f"{next(numbers)} simulated by unit"))
         return [judge(each.config, each.result, goal) for each in found]
 
@@ -144,7 +132,7 @@ def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain | None:
         return None
 
 
-def _advice(foreseen: Forecast, jobs: int) -> Advice | None:
+def _advice(foreseen: "Forecast", jobs: int) -> "Advice | None":
     """Return changes that make the smallest batch on the most GPUs fit, if no point fits."""
     from fsdpbench.answers.explain import advise
     from fsdpbench.sweep.prediction import as_simulated
@@ -157,11 +145,11 @@ def _advice(foreseen: Forecast, jobs: int) -> Advice | None:
     return None if config is None else advise(config, jobs, tell)
 
 
-def _by_count(foreseen: Forecast | None, budget: Budget) -> list[Row]:
+def _by_count(foreseen: "Forecast | None", budget: counted.Budget) -> list[counted.Row]:
     """Return the best configuration for each number of GPUs, among those that fit."""
     predictions = () if foreseen is None else foreseen.predictions
     running = [(p.config, p.throughput) for p in predictions if p.fits and p.throughput]
-    return rows_by_count(running, _unit(running[0][0]), budget) if running else []
+    return counted.rows_by_count(running, _unit(running[0][0]), budget) if running else []
 
 
 def _counter(total: int, jobs: int) -> Callable[[int], None]:
@@ -178,13 +166,13 @@ def _counter(total: int, jobs: int) -> Callable[[int], None]:
             tell(f"{total - done} points to simulate, {min(jobs, total - done)} side by side{none}")
         elif live or done in shown:
             rest = (time.monotonic() - began) / max(done - max(spared, 0), 1) * (total - done)
-            line = f"simulated {done} of {total}" + f", about {span(rest)} to go" * (done < total)
+            line = f"simulated {done} of {total}" + f", about {counted.span(rest)} to go" * (done < total)
             tell(f"{line:<48}" if live else line, end="\n" if done == total or not live else "", over=live)
 
     return count
 
 
-def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) -> dict[str, object]:
+def _as_json(points: "list[Config]", notes: list[str], foreseen: "Forecast | None") -> dict[str, object]:
     rows: list[dict[str, object]] = []
     for index, config in enumerate(points):
         row: dict[str, object] = {"name": config.name, "config": config.to_dict()}
@@ -207,7 +195,9 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
     return {"schema": 1, "points": rows, "notes": notes, "estimate": estimate, "measure": measure}
 
 
-def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, budget: Budget) -> None:
+def _print(
+    points: "list[Config]", notes: list[str], foreseen: "Forecast | None", budget: counted.Budget
+) -> None:
     console = make_console()
     if foreseen is None:
         numbers = [str(number) for number in range(1, len(points) + 1)]
@@ -225,7 +215,7 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, bu
     space = foreseen.disk_bytes
     unknown = f", of {count} it is not known" if (count := len(foreseen.that_fit(None))) else ""
     disk = f"{space / _GIB:.1f} GiB" if space >= _GIB else f"{max(1, space >> 20)} MiB"
-    effort = f"a sweep takes about {span(foreseen.wall_s)} and {disk} of disk (simulated)"
+    effort = f"a sweep takes about {counted.span(foreseen.wall_s)} and {disk} of disk (simulated)"
     console.print(Text(f", {len(foreseen.that_fit(False))} cannot fit{unknown}; {effort}", style="bold"))
     risky = any(each.risky for each in foreseen.predictions)
     intervals = (each.interval for each in foreseen.predictions)
@@ -233,7 +223,7 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, bu
         console.print(Text(line))
 
 
-def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> None:
+def _print_predicted(console: "Console", foreseen: "Forecast", budget: counted.Budget) -> None:
     ranks = zip(foreseen.predictions, shared_words(foreseen.ranks), strict=True)
     shown = [(found, rank) for found, rank in ranks if found.fits]
     if shown:
@@ -247,7 +237,7 @@ def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> No
         console.print(Text(line))
 
 
-def _recommended(shown: Sequence[tuple[Prediction, object]]) -> Prediction:
+def _recommended(shown: "Sequence[tuple[Prediction, object]]") -> "Prediction":
     """Return the fastest configuration without memory risk, if any. Of those that cannot be distinguished,
     prefer torch's, then by `of_equals`. `shown`: configurations that fit, with their ranks, fastest first."""
     from fsdpbench.reports.pages.ranking import of_equals
@@ -259,9 +249,11 @@ def _recommended(shown: Sequence[tuple[Prediction, object]]) -> Prediction:
     return min(kept, key=lambda each: of_equals(units.settings_of(each.config), each.throughput, fastest))
 
 
-def _figures(found: list[Prediction], budget: Budget) -> list[Column]:
+def _figures(found: "list[Prediction]", budget: counted.Budget) -> list[Column]:
     """Return columns: throughput, days and cost if requested, step, peak memory, and retries if any."""
-    rows = [row_of(each.config, each.throughput, budget) if each.throughput else None for each in found]
+    rows = [
+        counted.row_of(each.config, each.throughput, budget) if each.throughput else None for each in found
+    ]
     unit = f"{_unit(found[0].config)} /s/{units.each(found[0].config.device)}"
     peaks = [f"{(each.peak_reserved_bytes or 0) / _GIB:.1f}{' risky' * each.risky}" for each in found]
     steps = [
@@ -270,22 +262,22 @@ def _figures(found: list[Prediction], budget: Budget) -> list[Column]:
     ]
     columns = [Column(unit, [f"{each.throughput:,.0f}" if each.throughput else "-" for each in found])]
     if budget.tokens is not None:
-        columns.append(Column("days", [amount(row.days) if row else "-" for row in rows], weight=9))
+        columns.append(Column("days", [counted.amount(row.days) if row else "-" for row in rows], weight=9))
     if budget.price is not None:
         name = "cost" if budget.tokens is not None else "cost a day"
-        columns.append(Column(name, [amount(row.cost) if row else "-" for row in rows], weight=10))
+        columns.append(Column(name, [counted.amount(row.cost) if row else "-" for row in rows], weight=10))
     retries = [f"{each.alloc_retries_per_step or 0:.4g}" for each in found]
     columns += [Column("step, ms", steps, weight=3), Column("peak, GiB", peaks, weight=8)]
     return columns + ([Column("retries", retries, weight=7)] if set(retries) - {"0"} else [])
 
 
-def _unit(config: Config) -> str:
+def _unit(config: "Config") -> str:
     from fsdpbench.sweep.planning import workload_named
 
     return "samples" if workload_named(config).tokens(1, config.settings.seq) is None else "tokens"
 
 
-def _unfit_lines(foreseen: Forecast) -> Iterator[str]:
+def _unfit_lines(foreseen: "Forecast") -> Iterator[str]:
     """Yield a line per reason why points do not fit or are unknown, and the nearest point that fits."""
     fitting_ones = [each.config for each in foreseen.predictions if each.fits and each.throughput]
     worlds = [each.config.gpus for each in foreseen.predictions]
@@ -303,7 +295,7 @@ def _unfit_lines(foreseen: Forecast) -> Iterator[str]:
             yield f"  the nearest that fits: {units.words_of(nearest, worlds)}"
 
 
-def _distance(one: Config, other: Config) -> tuple[int, float]:
+def _distance(one: "Config", other: "Config") -> tuple[int, float]:
     """Return the number of settings that differ, and the ratio of the batches."""
     first, second = units.settings_of(one), units.settings_of(other)
     batches = [one.settings.batch, other.settings.batch]

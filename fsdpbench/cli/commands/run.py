@@ -1,7 +1,5 @@
 """`fsdpbench run`: run one configuration, a script, or a soak (`--soak`), and print one result."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools
@@ -18,22 +16,9 @@ import click
 from fsdpbench.base.errors import ExitCode, UsageError, error_text
 from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import show_as, tell, terminal_width
-from fsdpbench.cli.requests.options import (
-    asks_to_compile,
-    given_settings,
-    sanitize_option,
-    setting_options,
-    single_settings,
-    target_options,
-)
+from fsdpbench.cli.requests import options as common
 from fsdpbench.cli.requests.script_request import script_config, script_options
-from fsdpbench.cli.terminal.notes import (
-    buffer_notes,
-    describe_script,
-    sanitizer_notes,
-    script_notes,
-    soak_notes,
-)
+from fsdpbench.cli.terminal import notes as remarks
 from fsdpbench.cli.values import PossiblePath, SectionedCommand, grouped, help_all_option, whole
 from fsdpbench.launch import fork_server
 
@@ -57,7 +42,7 @@ soak_options = grouped(
 """`--soak`, `--seq-lengths`, `--eval-every`: many steps of different lengths (docs/lengths.md)."""
 
 
-def with_soak(config: Config, options: Mapping[str, Any]) -> Config:
+def with_soak(config: "Config", options: Mapping[str, Any]) -> "Config":
     """Return `config` with the soak in `options`, untraced. Raises `UsageError` if --soak is missing."""
     from fsdpbench.base.configuration.soak import LengthSettings, SoakSettings
 
@@ -86,14 +71,14 @@ _POLL_S = 0.2
 
 @click.command("run", cls=SectionedCommand)
 @help_all_option
-@target_options
+@common.target_options
 @click.option("-o", "--output", type=PossiblePath())
 @script_options
 @click.option("--jitter", metavar="SEED")
 @click.option("--advise", is_flag=True)
-@sanitize_option
+@common.sanitize_option
 @soak_options
-@setting_options(many=False)
+@common.setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run one configuration, or a training script of your own (--script), and print its result.
 
@@ -102,7 +87,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     fsdpbench run --script train.py --gpus 64 --hardware h100-80gb --advise -- --batch 8
     """
     device = "sim" if options.get("script") or options.get("module") else options.get("device")
-    fork_server.start(device, asks_to_compile(options, assignments))
+    fork_server.start(device, common.asks_to_compile(options, assignments))
     from fsdpbench.cli.terminal.progress import describe_result
     from fsdpbench.engine.results.records import Status
 
@@ -124,12 +109,12 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     network = result.machine.get("node_network")
     notes = [f"network: {network}"] if network else []
     notes += [f"doubtful: {doubt}" for doubt in result.warnings]
-    for line in (*notes, *buffer_notes(result), *soak_notes(result)):
+    for line in (*notes, *remarks.buffer_notes(result), *remarks.soak_notes(result)):
         tell(one_line(line))
-    for line in sanitizer_notes(result, terminal_width()):
+    for line in remarks.sanitizer_notes(result, terminal_width()):
         tell(one_line(line))
     content = result.to_dict() | ({} if advice is None else advice[0])
-    texts = [describe_result(result), *describe_script(result), *(advice or ())[1:]]
+    texts = [describe_result(result), *remarks.describe_script(result), *(advice or ())[1:]]
     show_as(content, "\n".join(texts), as_json=as_json, indent=1)
     if options.get("output") is None and result.folder:
         tell(f"its page: fsdpbench report {Path(result.folder).parent}")
@@ -139,7 +124,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
 
 
-def _advice(config: Config, result: Result) -> tuple[dict[str, object], str] | None:
+def _advice(config: "Config", result: "Result") -> tuple[dict[str, object], str] | None:
     """Return advice, or after out of memory the changes that fit, as JSON and text; None without figures."""
     from fsdpbench.answers.advise import advise_script, fitting_mix
     from fsdpbench.answers.advise.text import as_dict, describe_advice, describe_fitting, entry
@@ -167,7 +152,7 @@ def _advice(config: Config, result: Result) -> tuple[dict[str, object], str] | N
     return {"advice": as_dict(found)}, describe_advice(found)
 
 
-def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
+def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> "Result":
     """Run the configuration that `options` and `assignments` name. Raises `UsageError` without a model."""
     from fsdpbench.cli.requests.request import single_config
     from fsdpbench.engine.results.result import not_applicable_result
@@ -175,7 +160,7 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
 
     if not options.get("model") and not options.get("hf_config"):
         raise UsageError(error_text("run.no_model"))
-    given = single_settings(given_settings(options, assignments))
+    given = common.single_settings(common.given_settings(options, assignments))
     config, choice, assumed = single_config(options, given)
     config = with_soak(config, options)
     reasons = not_applicable(config, given)
@@ -186,7 +171,7 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
     return _run(config, options.get("output"))
 
 
-def _with_jitter(config: Config, text: str | None) -> Config:
+def _with_jitter(config: "Config", text: str | None) -> "Config":
     """Return `config` with the jitter in `text`. Raises `UsageError` for invalid text or a real device."""
     from fsdpbench.base.configuration.config import JitterSettings
 
@@ -197,11 +182,11 @@ def _with_jitter(config: Config, text: str | None) -> Config:
     return replace(config, jitter=JitterSettings.parse(text))
 
 
-def _tell_notes(result: Result) -> None:
+def _tell_notes(result: "Result") -> None:
     """Print notes on the measurement of a script, and the location of its output."""
     for note in result.script.notes if result.script else ():
         tell(f"note: {one_line(note)}")
-    for line in script_notes(result):
+    for line in remarks.script_notes(result):
         tell(f"note: {one_line(line)}")
     if unknown := result.unknown_operators:
         share = result.script.unknown_share if result.script else {}
@@ -212,7 +197,7 @@ def _tell_notes(result: Result) -> None:
     tell(f"the script's output (simulated tensors print zeros{beside}): {place}")
 
 
-def _run(config: Config, output: Path | None) -> Result:
+def _run(config: "Config", output: Path | None) -> "Result":
     """Run `config` in a run folder, which `report` and `analyze` read like a sweep's folder."""
     from fsdpbench.cli.terminal.progress import WaitingProgress
     from fsdpbench.engine.results.store import point_folder_name
@@ -226,7 +211,7 @@ def _run(config: Config, output: Path | None) -> Result:
     return summary.ran[0].result.replaced(folder=str(store.folder / point_folder_name(config)))
 
 
-def own_name(config: Config) -> str:
+def own_name(config: "Config") -> str:
     """Return the folder name of a run without `-o`, unique to `config`."""
     said = json.dumps(config.identity(), sort_keys=True, default=str)
     name = re.sub(r"[^\w.+-]", "-", config.name)[:_LONGEST_NAME]
@@ -234,7 +219,7 @@ def own_name(config: Config) -> str:
 
 
 @contextlib.contextmanager
-def _locked(output: Path | None, config: Config) -> Iterator[Store]:
+def _locked(output: Path | None, config: "Config") -> "Iterator[Store]":
     """Lock the run folder: `output`, after waiting for it, or the first free folder named after `config`."""
     from fsdpbench.base.files.folder_lock import FolderTakenError
     from fsdpbench.engine.results.store import Store

@@ -1,7 +1,5 @@
 """`fsdpbench sweep`: run many configurations, here or with a launcher, rank them and write a report."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -20,24 +18,8 @@ from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.cli import values
 from fsdpbench.cli.output import show, show_json, tell
-from fsdpbench.cli.requests.options import (
-    asks_to_compile,
-    given_settings,
-    read_space_file,
-    sanitize_option,
-    setting_options,
-    space_options,
-    target_options,
-)
-from fsdpbench.cli.terminal.by_count import (
-    Budget,
-    Row,
-    budget_options,
-    is_wanted,
-    print_endured,
-    print_rows,
-    rows_by_count,
-)
+from fsdpbench.cli.requests import options as common
+from fsdpbench.cli.terminal import by_count as counted
 from fsdpbench.cli.terminal.units import compiled_words
 from fsdpbench.launch import fork_server
 
@@ -69,7 +51,7 @@ class Launcher:
     """A launcher with its options. `nodes`: this machine's rank among several nodes, for torchrun."""
 
     name: str
-    nodes: Nodes | None
+    nodes: "Nodes | None"
     options: Mapping[str, Any]
 
     @property
@@ -77,7 +59,7 @@ class Launcher:
         """Return whether another machine leads the sweep."""
         return self.nodes is not None and self.nodes.rank > 0
 
-    def pool(self, folder: Path, jobs: int, analysed: str | None = None) -> Pool:
+    def pool(self, folder: Path, jobs: int, analysed: str | None = None) -> "Pool":
         """Return a pool of `jobs` processes for a sweep in `folder`; `analysed`: path of the log of analysed
         traces. Raises `UsageError` if Slurm's commands are missing."""
         from fsdpbench.launch.pool import PointPool
@@ -104,7 +86,7 @@ def make_launcher(options: Mapping[str, Any], gpus: list[int]) -> Launcher:
     return Launcher(name, _nodes(options, gpus) if name == "torchrun" else None, options)
 
 
-def _nodes(options: Mapping[str, Any], gpus: list[int]) -> Nodes:
+def _nodes(options: Mapping[str, Any], gpus: list[int]) -> "Nodes":
     from fsdpbench.launch.nodes import Nodes
 
     count, rank, endpoint = (options.get(name) for name in ("nnodes", "node_rank", "rdzv_endpoint"))
@@ -124,17 +106,17 @@ _PATIENCE_S = 300.0
 @click.command("sweep", cls=values.SectionedCommand)
 @values.help_all_option
 @click.argument("space", required=False, metavar="[SPACE.toml]")
-@target_options
-@space_options
+@common.target_options
+@common.space_options
 @launcher_options
 @click.option("-o", "--output", type=values.PossiblePath())
 @click.option("--jobs", type=values.whole(most=values.MOST_JOBS))
 @click.option("--repeat", type=values.whole(most=values.MOST_RUNS), default=1)
 @click.option("--retry-failed", is_flag=True)
 @click.option("--fail-fast", is_flag=True)
-@sanitize_option
-@budget_options
-@setting_options(many=True)
+@common.sanitize_option
+@counted.budget_options
+@common.setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run many configurations, rank them and write the report.
 
@@ -153,7 +135,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     from fsdpbench.sweep.runner import run_sweep
     from fsdpbench.sweep.trials import jobs_for
 
-    budget = Budget.of(options.pop("tokens"), options.pop("price"), options.pop("gpu_mtbf"))
+    budget = counted.Budget.of(options.pop("tokens"), options.pop("price"), options.pop("gpu_mtbf"))
     request = request_from(space, assignments, options)
     budget.check(request.target)
     folder = options["output"] or Path("runs") / default_name(request)
@@ -185,7 +167,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
         raise click.exceptions.Exit(int(code))
 
 
-def _noted(plan: Plan, repeat: int, device: str) -> int:
+def _noted(plan: "Plan", repeat: int, device: str) -> int:
     """Print the notes on a plan. Return the number of runs of each point: `repeat`, or 1 if simulated."""
     for note in plan.notes:
         tell(f"  {note}")
@@ -198,7 +180,7 @@ def _noted(plan: Plan, repeat: int, device: str) -> int:
 def _start_server(space: str | None, assignments: tuple[str, ...], options: Mapping[str, Any]) -> None:
     """Start the fork server; delay it if the sweep's folder may exist, because nothing may be left to run."""
     is_default = space is None and not any("," in (options[name] or "") for name in SETTINGS)
-    compiles = (is_default and not options["compile"]) or asks_to_compile(options, assignments, space)
+    compiles = (is_default and not options["compile"]) or common.asks_to_compile(options, assignments, space)
     begin = re.sub(r"[:/]", "-", f"{options['model']}-")
     usual = (each for each in Path("runs").glob("*") if each.name.startswith(begin))
     found = [options["output"]] if options["output"] else usual
@@ -209,21 +191,21 @@ def _start_server(space: str | None, assignments: tuple[str, ...], options: Mapp
 def device_named(named: str | None, space: str | None) -> str | None:
     """Return the device `named` by a flag, else by the TOML file `space`; None if neither names one."""
     if named is None and space is not None:
-        named = read_space_file(space)[0].get("device")
+        named = common.read_space_file(space)[0].get("device")
     return named
 
 
-def request_from(space: str | None, assignments: tuple[str, ...], options: dict[str, Any]) -> SweepRequest:
+def request_from(space: str | None, assignments: tuple[str, ...], options: dict[str, Any]) -> "SweepRequest":
     """Return the request of a command. Flags override `--set`, which overrides the TOML file `space`, which
     overrides the defaults. If a flag names a real device, the file's keys for simulated GPUs are ignored.
     Raises `UsageError` if no model is named."""
     from fsdpbench.cli.requests.request import gpu_counts, make_request
 
-    from_file = ({}, {}) if space is None else read_space_file(space)
+    from_file = ({}, {}) if space is None else common.read_space_file(space)
     named = {k: v for k, v in options.items() if v is not None and v != () and k not in SETTINGS}
     real = named.get("device") in ("cpu", "cuda")
     target = {k: v for k, v in from_file[0].items() if not (real and k in _OF_SIMULATED_GPUS)} | named
-    lists = {**from_file[1], **given_settings(options, assignments)}
+    lists = {**from_file[1], **common.given_settings(options, assignments)}
     if target.get("nnodes") and target.get("gpus_per_node") is None:
         target["gpus_per_node"] = max(gpu_counts(target.get("gpus"))) // target["nnodes"] or 1
     if not target.get("model") and not target.get("hf_config"):
@@ -232,8 +214,8 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
 
 
 def _planned(
-    request: SweepRequest, jobs: int | None, folder: Path, kept: Path | None
-) -> tuple[SweepRequest, Plan]:
+    request: "SweepRequest", jobs: int | None, folder: Path, kept: Path | None
+) -> "tuple[SweepRequest, Plan]":
     """Return the request with batches that fit, and its plan. If it is refused, remove the empty folder."""
     from fsdpbench.cli.requests.request import with_fitting_batches
 
@@ -246,7 +228,7 @@ def _planned(
         raise
 
 
-def announced(request: SweepRequest) -> Plan:
+def announced(request: "SweepRequest") -> "Plan":
     """Return the plan of a request, and announce it. Raises `UsageError` if nothing is left to run."""
     plan = request.plan()
     if not plan.points:
@@ -257,7 +239,9 @@ def announced(request: SweepRequest) -> Plan:
     return plan
 
 
-def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[Path], BenchError | None]:
+def _write_answers(
+    store: "Store", plan: "Plan", analysed: "SharedLog"
+) -> tuple[list[Path], BenchError | None]:
     """Write the code to paste and the page. Return the files of code, and the error that stopped the rest."""
     from fsdpbench.base.files.shared_log import records
     from fsdpbench.engine.results.store import REPORT_FILE, disk_errors
@@ -277,7 +261,12 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
 
 
 def _tell_end(
-    store: Store, plan: Plan, summary: SweepSummary, pasted: list[Path], budget: Budget, as_json: bool
+    store: "Store",
+    plan: "Plan",
+    summary: "SweepSummary",
+    pasted: list[Path],
+    budget: counted.Budget,
+    as_json: bool,
 ) -> ExitCode:
     """Print the outcome of a sweep as text or JSON, and return the exit code. `pasted`: files of code."""
     from fsdpbench.cli.terminal.ranking import print_ranking
@@ -305,13 +294,13 @@ def _tell_end(
             show(f"no code to paste: {no_code}")
         if any(point.result.status is Status.OOM for point in stored):
             tell(f"why memory ran out, and what fits: fsdpbench explain {folder}")
-        if is_wanted(by_count, budget):
-            print_rows(by_count, budget)
-        print_endured(by_count)
+        if counted.is_wanted(by_count, budget):
+            counted.print_rows(by_count, budget)
+        counted.print_endured(by_count)
     return ExitCode.SOME_FAILED if failed else ExitCode.OK
 
 
-def _by_count(stored: Sequence[StoredPoint], budget: Budget) -> list[Row]:
+def _by_count(stored: "Sequence[StoredPoint]", budget: counted.Budget) -> list[counted.Row]:
     """Return the best configuration for each number of GPUs."""
     from fsdpbench.engine.results.records import Status
 
@@ -319,10 +308,10 @@ def _by_count(stored: Sequence[StoredPoint], budget: Budget) -> list[Row]:
     unit = "tokens" if all(each.result.tokens_per_s_per_gpu for each in running) else "samples"
     figure = f"{unit}_per_s_per_gpu"
     configs = ((Config.from_dict(each.config), each.result.at(figure) or 0.0) for each in running)
-    return rows_by_count(configs, unit, budget) if running else []
+    return counted.rows_by_count(configs, unit, budget) if running else []
 
 
-def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> None:
+def follow_request(launcher: Launcher, folder: Path, request: "SweepRequest") -> None:
     """Run this machine's share of a sweep that another machine leads."""
     from fsdpbench.engine.results.store import Store
     from fsdpbench.launch.nodes import follow
@@ -341,7 +330,7 @@ def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> N
     tell(f"took part in {count} configurations")
 
 
-def default_name(request: SweepRequest) -> str:
+def default_name(request: "SweepRequest") -> str:
     """Return the name of a sweep's folder. Equal spaces have equal names: the same command resumes."""
     target = request.target
     where = Path(target.hardware).stem if target.hardware else target.device

@@ -10,26 +10,12 @@ from rich.text import Text
 from fsdpbench.base.errors import UsageError, error_text
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.numbers import with_unit
+from fsdpbench.cli import values as kinds
 from fsdpbench.cli.commands.sweep import announced, default_name, device_named, request_from
 from fsdpbench.cli.output import make_console, show_json, tell
-from fsdpbench.cli.requests.options import (
-    asks_to_compile,
-    given_settings,
-    setting_options,
-    space_options,
-    target_options,
-)
+from fsdpbench.cli.requests import options as common
 from fsdpbench.cli.terminal import units
 from fsdpbench.cli.terminal.table import Column, print_table, shared_words
-from fsdpbench.cli.values import (
-    MOST_RUNS,
-    MOST_SECONDS,
-    Positive,
-    PossiblePath,
-    SectionedCommand,
-    help_all_option,
-    whole,
-)
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
@@ -40,22 +26,22 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 
 
-@click.command("tune", cls=SectionedCommand)
-@help_all_option
+@click.command("tune", cls=kinds.SectionedCommand)
+@kinds.help_all_option
 @click.argument("space", required=False, metavar="[SPACE.toml]")
-@target_options
-@space_options
+@common.target_options
+@common.space_options
 @click.option("--for", "goal")
 @click.option("--memory")
-@click.option("--trials", type=whole(most=1_000_000), default=160)
-@click.option("--seed-search", type=whole(0, 2**32 - 1), default=0)
-@click.option("--finalists", type=whole(most=MOST_RUNS), default=8)
-@click.option("--real-runs", type=whole(most=MOST_RUNS))
-@click.option("--real-time", type=Positive(MOST_SECONDS // 60))
-@click.option("--repeat", type=whole(most=MOST_RUNS), default=1)
+@click.option("--trials", type=kinds.whole(most=1_000_000), default=160)
+@click.option("--seed-search", type=kinds.whole(0, 2**32 - 1), default=0)
+@click.option("--finalists", type=kinds.whole(most=kinds.MOST_RUNS), default=8)
+@click.option("--real-runs", type=kinds.whole(most=kinds.MOST_RUNS))
+@click.option("--real-time", type=kinds.Positive(kinds.MOST_SECONDS // 60))
+@click.option("--repeat", type=kinds.whole(most=kinds.MOST_RUNS), default=1)
 @click.option("--per-unit", is_flag=True)
-@click.option("-o", "--output", type=PossiblePath())
-@setting_options(many=True)
+@click.option("-o", "--output", type=kinds.PossiblePath())
+@common.setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search settings for the fastest configurations at each memory size.
 
@@ -67,7 +53,9 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     output folder holds the best trade-offs of throughput and memory, the best configuration as TOML, and code
     for each FSDP API.
     """
-    fork_server.start(device_named(options["device"], space), asks_to_compile(options, assignments, space))
+    fork_server.start(
+        device_named(options["device"], space), common.asks_to_compile(options, assignments, space)
+    )
     from fsdpbench.answers.tune.front import Goal, figure_of
     from fsdpbench.answers.tune.run import Effort, tune
     from fsdpbench.cli.terminal.progress import make_progress
@@ -76,7 +64,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     from fsdpbench.sweep.snippets import without_code
 
     named, memory = options.pop("goal"), parse_memory(options.pop("memory"))
-    varied = any(len(values) > 1 for values in given_settings(options, assignments).values())
+    varied = any(len(values) > 1 for values in common.given_settings(options, assignments).values())
     if space is None and not options.get("preset") and not varied:
         options["preset"] = "wide"
     effort = Effort(

@@ -1,7 +1,5 @@
 """Comparison of numbers of GPUs: speed, duration and cost of the best configuration for each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -46,14 +44,14 @@ class Budget:
     gpu_mtbf_h: float | None = None
 
     @classmethod
-    def of(cls, tokens: str | None, price: float | None, gpu_mtbf: float | None) -> Budget:
+    def of(cls, tokens: str | None, price: float | None, gpu_mtbf: float | None) -> "Budget":
         """Return the budget of `--tokens` (as in `15T`), `--price` and `--gpu-mtbf`. Raises `UsageError`."""
         budget = cls(parse_tokens(tokens), price, gpu_mtbf)
         if gpu_mtbf is not None and tokens is None:
             raise UsageError("--gpu-mtbf changes the days of a training: name its --tokens, as in 300B")
         return budget
 
-    def check(self, target: Target) -> None:
+    def check(self, target: "Target") -> None:
         """Raise `UsageError` if the budget has tokens, but the model has none."""
         workload = target.workload()
         if self.tokens is not None and workload.tokens(1, workload.resolve_seq(None)) is None:
@@ -66,14 +64,14 @@ class Row:
     efficiency: rate per GPU relative to that of the fewest GPUs. days, gpu_hours, cost: to compute the
     budget's tokens; without tokens, cost is per day. endured: with checkpoints and failures, if known."""
 
-    config: Config
+    config: "Config"
     unit: str
     rate: float
     efficiency: float
     days: float | None
     gpu_hours: float | None
     cost: float | None
-    endured: Endured | None
+    endured: "Endured | None"
 
     @property
     def a_day(self) -> float:
@@ -116,7 +114,7 @@ def parse_tokens(text: str | None) -> float | None:
     return count
 
 
-def rows_by_count(found: Iterable[tuple[Config, float]], unit: str, budget: Budget) -> list[Row]:
+def rows_by_count(found: "Iterable[tuple[Config, float]]", unit: str, budget: Budget) -> list[Row]:
     """Return the best row for each number of GPUs. `found`: configurations with their rates per GPU."""
     best: dict[int, tuple[Config, float]] = {}
     for config, rate in found:
@@ -128,7 +126,7 @@ def rows_by_count(found: Iterable[tuple[Config, float]], unit: str, budget: Budg
     ]
 
 
-def row_of(config: Config, each: float, budget: Budget, *, fewest: float = 1.0, unit: str = "") -> Row:
+def row_of(config: "Config", each: float, budget: Budget, *, fewest: float = 1.0, unit: str = "") -> Row:
     """Return the row for a rate of `each` tokens or samples per second and GPU under a budget."""
     rate = config.gpus * each
     days = hours = cost = endured = None

@@ -1,7 +1,5 @@
 """Device detection: the device of `--device auto`, and chips by the names that drivers report."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -94,9 +92,9 @@ def peak_flops_of(device_name: str, dtype: str) -> float | None:
 class ChipsByDevice(Mapping[str, "Chip"]):
     """Chips by device name: the ``packaged`` ones by their own names, others by a driver's name."""
 
-    packaged: Mapping[str, Chip]
+    packaged: "Mapping[str, Chip]"
 
-    def __getitem__(self, name: str) -> Chip:
+    def __getitem__(self, name: str) -> "Chip":
         from fsdpbench.reports.analysis.peaks import Chip
 
         if name in self.packaged:
@@ -114,15 +112,15 @@ class ChipsByDevice(Mapping[str, "Chip"]):
         return len(self.packaged)
 
 
-def roofs(hardware: str | None) -> Roofs:
+def roofs(hardware: str | None) -> "Roofs":
     """Return links and chips by device name: of all profiles, or the profile `hardware` for any device."""
     from fsdpbench.reports.analysis.peaks import ANY_DEVICE, Chip, Links
 
-    def links_of(profile: HardwareProfile) -> Links:
+    def links_of(profile: HardwareProfile) -> "Links":
         nic = profile.nic.gb_s_per_node * 1e9
         return Links(profile.name, profile.gpus_per_node, profile.link_gb_s * 1e9, nic)
 
-    def chip_of(profile: HardwareProfile) -> Chip:
+    def chip_of(profile: HardwareProfile) -> "Chip":
         peaks = {**profile.peak_flops, **profile.narrow_peak_flops}
         return Chip(profile.name, peaks, profile.memory_bandwidth)
 

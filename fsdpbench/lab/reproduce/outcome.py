@@ -11,21 +11,12 @@ from typing import Any
 
 from fsdpbench.engine.results.provenance import versions
 from fsdpbench.engine.results.records import Status
-from fsdpbench.lab.reproduce.figure import (
-    LEAST_RATIO,
-    Bounds,
-    Claim,
-    Kind,
-    PaperFigure,
-    Place,
-    Point,
-    Variant,
-)
+from fsdpbench.lab.reproduce import figure as figures
 from fsdpbench.lab.reproduce.run import Runs, TracedRun
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Case, Figure
 
-Values = Mapping[tuple[str, Place], float | None]
+Values = Mapping[tuple[str, figures.Place], float | None]
 SCHEMA = 2
 
 
@@ -33,7 +24,7 @@ SCHEMA = 2
 class Simulated:
     """One simulated point, in the publication's unit, and its range over plausible settings."""
 
-    point: Point
+    point: figures.Point
     value: float | None
     status: Status
     interval: tuple[float, float] | None
@@ -49,7 +40,7 @@ class Simulated:
 class Tried:
     """Other settings: the value of each point that they change, and their mean error."""
 
-    variant: Variant
+    variant: figures.Variant
     values: Values
     mean_error: float | None
 
@@ -68,8 +59,8 @@ class Verdict(Enum):
 class Judged:
     """A claim on both sides. `others`: its values under those other plausible settings that change it."""
 
-    claim: Claim
-    bounds: Bounds
+    claim: figures.Claim
+    bounds: figures.Bounds
     published: float
     simulated: float | None
     others: tuple[float, ...]
@@ -79,7 +70,7 @@ class Judged:
     def same_direction(self) -> bool:
         """Return whether the simulated effect, if there is one, has the published sign under all settings."""
         values = [each for each in (self.simulated, *self.others) if each is not None]
-        if self.claim.kind is not Kind.RATIO or abs(self.published - 1) < LEAST_RATIO:
+        if self.claim.kind is not figures.Kind.RATIO or abs(self.published - 1) < figures.LEAST_RATIO:
             return self.verdict is Verdict.HOLDS
         return bool(values) and all((each > 1) == (self.published > 1) for each in values)
 
@@ -88,7 +79,7 @@ class Judged:
 class Outcome:
     """A reproduced figure."""
 
-    figure: PaperFigure
+    figure: figures.PaperFigure
     points: tuple[Simulated, ...]
     tried: tuple[Tried, ...]
     claims: tuple[Judged, ...]
@@ -128,7 +119,7 @@ class Outcome:
         return _mean(each.error for each in changed) or 0.0
 
 
-def outcome_of(figure: PaperFigure, runs: Runs) -> Outcome:
+def outcome_of(figure: figures.PaperFigure, runs: Runs) -> Outcome:
     """Return the figure together with its simulated values."""
     tried = tuple(_tried(figure, variant, runs) for variant in figure.variants)
     points = tuple(_simulated(point, runs.of(point.case), tried) for point in figure.points)
@@ -137,7 +128,7 @@ def outcome_of(figure: PaperFigure, runs: Runs) -> Outcome:
 
 
 def _judged(
-    claim: Claim, figure: PaperFigure, points: tuple[Simulated, ...], tried: tuple[Tried, ...]
+    claim: figures.Claim, figure: figures.PaperFigure, points: tuple[Simulated, ...], tried: tuple[Tried, ...]
 ) -> Judged:
     bounds = claim.bounds(figure.about)
     published = claim.measure(figure.about.at)
@@ -155,7 +146,9 @@ def _judged(
     return Judged(claim, bounds, published, simulated, found, verdict)
 
 
-def _verdict(claim: Claim, bounds: Bounds, values: tuple[float | None, ...], answered: bool) -> Verdict:
+def _verdict(
+    claim: figures.Claim, bounds: figures.Bounds, values: tuple[float | None, ...], answered: bool
+) -> Verdict:
     """Judge a claim; ignore settings under which memory runs out, because the published run did not."""
     if claim.taken:
         return Verdict.TAKEN
@@ -171,7 +164,7 @@ def _lookup(values: Values) -> Any:
     return lambda series, x: values[series, x]
 
 
-def _simulated(point: Point, prediction: Prediction, tried: tuple[Tried, ...]) -> Simulated:
+def _simulated(point: figures.Point, prediction: Prediction, tried: tuple[Tried, ...]) -> Simulated:
     value = prediction.predicted(point.kind)
     plausible = [each for each in tried if not each.variant.contradicts]
     others = [each.values.get((point.series, point.x)) for each in plausible]
@@ -180,13 +173,13 @@ def _simulated(point: Point, prediction: Prediction, tried: tuple[Tried, ...]) -
     return Simulated(point, value, prediction.result.status, _interval(point, prediction), band)
 
 
-def _interval(point: Point, prediction: Prediction) -> tuple[float, float] | None:
+def _interval(point: figures.Point, prediction: Prediction) -> tuple[float, float] | None:
     """Return the 90 % interval of the simulated value, in the publication's unit."""
     value = prediction.result.stored(".".join(("interval", *point.kind.path)))
     return None if value is None else (value[0] / point.kind.unit, value[1] / point.kind.unit)
 
 
-def _tried(figure: PaperFigure, variant: Variant, runs: Runs) -> Tried:
+def _tried(figure: figures.PaperFigure, variant: figures.Variant, runs: Runs) -> Tried:
     both = ((point, _prediction(variant, point.case, runs)) for point in figure.points)
     found = [(point, each.predicted(point.kind)) for point, each in both if each is not None]
     values = {(point.series, point.x): value for point, value in found}
@@ -199,14 +192,14 @@ def _mean(errors: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _prediction(variant: Variant, case: Case, runs: Runs) -> Prediction | None:
+def _prediction(variant: figures.Variant, case: Case, runs: Runs) -> Prediction | None:
     if variant.change is None:
         return variant.ready.get(case.name)
     changed = variant.change(case)
     return None if changed is None else runs.of(changed)
 
 
-def _error(point: Point, value: float | None) -> float | None:
+def _error(point: figures.Point, value: float | None) -> float | None:
     if point.kind is Figure.RETRIES:
         return None  # the number of steps they were counted over is not published
     return value / point.published - 1 if value is not None and point.published else None

@@ -27,13 +27,7 @@ from fsdpbench.base.result_sections import (
     ShardingCall,
 )
 from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
-from fsdpbench.script.interposing import (
-    after_parsing,
-    around,
-    around_init,
-    replace_checkpoint,
-    replace_fully_shard,
-)
+from fsdpbench.script import interposing
 from fsdpbench.script.model_blocks import blocks_of
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
@@ -63,14 +57,14 @@ class Calls:
         self._own_files = own_files
         self._inside = False
         self.wrappers = Wrappers(self.place)
-        replace_fully_shard(passing_to(self._fully_shard))
-        around(fsdp.FullyShardedDataParallel, "__init__", self._fsdp1)
-        around_init(DataLoader, self._loader)
-        around_init(torch.optim.Optimizer, self._optimizer)
+        interposing.replace_fully_shard(passing_to(self._fully_shard))
+        interposing.around(fsdp.FullyShardedDataParallel, "__init__", self._fsdp1)
+        interposing.around_init(DataLoader, self._loader)
+        interposing.around_init(torch.optim.Optimizer, self._optimizer)
         self._around_checkpointing()
-        around(torch.autograd.graph.save_on_cpu, "__init__", self._noting("saved_on_host"))
-        after_parsing(self._parsed)
-        around(fsdp.FSDPModule, "set_modules_to_forward_prefetch", self._prefetching)
+        interposing.around(torch.autograd.graph.save_on_cpu, "__init__", self._noting("saved_on_host"))
+        interposing.after_parsing(self._parsed)
+        interposing.around(fsdp.FSDPModule, "set_modules_to_forward_prefetch", self._prefetching)
 
     def place(self) -> Place:
         """Return the place of the script's own call that is running."""
@@ -124,10 +118,10 @@ class Calls:
 
     def _around_checkpointing(self) -> None:
         original, noting = torch_checkpoint.checkpoint, self._noting("checkpointing")
-        replace_checkpoint(passing_to(noting)(original))
-        around(torch_checkpoint, "checkpoint_sequential", noting)
+        interposing.replace_checkpoint(passing_to(noting)(original))
+        interposing.around(torch_checkpoint, "checkpoint_sequential", noting)
         for name in ("checkpoint_wrapper", "apply_activation_checkpointing"):
-            around(wrappers, name, noting)
+            interposing.around(wrappers, name, noting)
 
     def _noting(self, name: str) -> Callable[..., Any]:
         def noting(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -219,8 +213,8 @@ class Wrappers:
             (fsdp.FSDPModule, "set_custom_reduce_scatter"),
         ):
             if hasattr(kind, name):
-                around(kind, name, self._registering)
-        around(nn.parallel.DistributedDataParallel, "__init__", self._ddp)
+                interposing.around(kind, name, self._registering)
+        interposing.around(nn.parallel.DistributedDataParallel, "__init__", self._ddp)
 
     def note(self, api: str, module: Any, arguments: Mapping[str, Any], place: Place) -> "Wrapped":
         """Record that `module` (or several) is about to be wrapped; return the record of the last one."""

@@ -14,16 +14,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fsdpbench.base.result_sections import Norms, ObservedModel, ObservedScript, Place
+from fsdpbench.script import model_blocks
 from fsdpbench.script.interposing import around, around_init
-from fsdpbench.script.model_blocks import (
-    bare_parameters,
-    blocks_of,
-    class_name,
-    is_unit,
-    parameter_names,
-    stacks_of,
-    unwrapped_root,
-)
 from fsdpbench.script.observed.calls import Calls
 from fsdpbench.script.observed.exchange import Exchange
 from fsdpbench.script.observed.gradients import Gradients
@@ -52,7 +44,7 @@ class Observed:
         if self._model is None:
             with contextlib.suppress(Exception):  # an unusual model may raise anything
                 self._model = self._described()
-                self.gradients.names = parameter_names()
+                self.gradients.names = model_blocks.parameter_names()
 
     def _look_at_loop(self) -> None:
         """Remember the script's own code that calls the step of an optimizer."""
@@ -61,7 +53,7 @@ class Observed:
             self.waits.loop = frame.f_code
 
     def _described(self) -> ObservedModel:
-        bare = unwrapped_root()
+        bare = model_blocks.unwrapped_root()
         wrapped = [
             each.module() for each in self.calls.wrappers.made if each.api != "DistributedDataParallel"
         ]
@@ -70,19 +62,19 @@ class Observed:
             return ObservedModel()
         blocks = self.calls.blocks
         if bare is not None:
-            found = blocks_of(bare)
+            found = model_blocks.blocks_of(bare)
             blocks = None if found is None else found.reported()
-        units = [each for each in model.modules() if is_unit(each)]
-        kinds = Counter(class_name(each) for each in units if each is not model)
+        units = [each for each in model.modules() if model_blocks.is_unit(each)]
+        kinds = Counter(model_blocks.class_name(each) for each in units if each is not model)
         dtypes = Counter(parameter.dtype for parameter in model.parameters())
         return ObservedModel(
-            kind=class_name(model),
+            kind=model_blocks.class_name(model),
             blocks=blocks,
-            stacks={} if bare is not None else stacks_of(model),
+            stacks={} if bare is not None else model_blocks.stacks_of(model),
             units=len(units),
             unit_classes=dict(kinds),
             unwrapped_root=bare is not None,
-            unsharded_parameters=0 if bare is None else bare_parameters(bare),
+            unsharded_parameters=0 if bare is None else model_blocks.bare_parameters(bare),
             dtype=str(dtypes.most_common(1)[0][0]) if dtypes else None,
         )
 

@@ -14,13 +14,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fsdpbench.base.configuration.script_source import Variation
 from fsdpbench.base.errors import PicklableError
-from fsdpbench.script.interposing import (
-    Arguments,
-    around,
-    around_fully_shard,
-    around_init,
-    replace_fully_shard,
-)
+from fsdpbench.script import interposing
 from fsdpbench.script.model_blocks import blocks_of, has_units, unwrapped_root
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
@@ -32,17 +26,17 @@ class Argument:
         self.count = 0
         self._meshes: dict[str, DeviceMesh] = {}
         self._variation = variation
-        around_fully_shard(self._fully_shard)
-        around_init(fsdp.FullyShardedDataParallel, self._fsdp1)
+        interposing.around_fully_shard(self._fully_shard)
+        interposing.around_init(fsdp.FullyShardedDataParallel, self._fsdp1)
         if variation is Variation.NO_OFFLOAD:
             _make_on_the_device()
 
-    def _set(self, kwargs: Arguments, name: str, value: Any, default: Any = None) -> None:
+    def _set(self, kwargs: interposing.Arguments, name: str, value: Any, default: Any = None) -> None:
         if kwargs.get(name, default) != value:
             kwargs[name] = value
             self.count += 1
 
-    def _fully_shard(self, module: Any, kwargs: Arguments) -> None:
+    def _fully_shard(self, module: Any, kwargs: interposing.Arguments) -> None:
         variation = self._variation
         if variation is Variation.RESHARD and kwargs.get("reshard_after_forward") is False:
             self._set(kwargs, "reshard_after_forward", True)
@@ -57,7 +51,7 @@ class Argument:
         elif variation is Variation.HYBRID and _is_flat(kwargs.get("mesh")):
             self._set(kwargs, "mesh", self._mesh())
 
-    def _fsdp1(self, module: Any, kwargs: Arguments) -> None:
+    def _fsdp1(self, module: Any, kwargs: interposing.Arguments) -> None:
         variation = self._variation
         strategy = kwargs.get("sharding_strategy") or ShardingStrategy.FULL_SHARD
         if variation is Variation.RESHARD and strategy is ShardingStrategy.SHARD_GRAD_OP:
@@ -114,7 +108,7 @@ def _make_on_the_device() -> None:
         on_host = device is not None and torch.device(device).type == "cpu"
         return original(module, device="cuda" if on_host else device, **options)
 
-    around(nn.Module, "to_empty", to_empty)
+    interposing.around(nn.Module, "to_empty", to_empty)
 
 
 class NoEffectError(PicklableError, RuntimeError):
@@ -134,9 +128,9 @@ class Blocks:
         self.count = 0
         self._waiting: list[tuple[Any, dict[str, Any]]] = []
         self._inside = False
-        replace_fully_shard(passing_to(self._made))
-        around(fsdp.FullyShardedDataParallel, "__init__", self._fsdp1)
-        around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._flush())
+        interposing.replace_fully_shard(passing_to(self._made))
+        interposing.around(fsdp.FullyShardedDataParallel, "__init__", self._fsdp1)
+        interposing.around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._flush())
 
     def _made(self, original: Callable[..., Any], module: Any, **kwargs: Any) -> Any:
         self._original = original
@@ -179,8 +173,8 @@ class Root:
     def __init__(self) -> None:
         self.count = 0
         self._kwargs: Mapping[str, Any] = {}
-        replace_fully_shard(passing_to(self._made))
-        around_init(torch.optim.Optimizer, self._before_optimizer)
+        interposing.replace_fully_shard(passing_to(self._made))
+        interposing.around_init(torch.optim.Optimizer, self._before_optimizer)
 
     def _made(self, original: Callable[..., Any], module: Any, **kwargs: Any) -> Any:
         self._original = original
@@ -220,8 +214,8 @@ class Pairs:
     def __init__(self) -> None:
         self.count = 0
         self._first: tuple[Any, dict[str, Any]] | None = None
-        replace_fully_shard(passing_to(self._made))
-        around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._flush())
+        interposing.replace_fully_shard(passing_to(self._made))
+        interposing.around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._flush())
 
     def _made(self, original: Callable[..., Any], module: Any, **kwargs: Any) -> Any:
         self._original = original

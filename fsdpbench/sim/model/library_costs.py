@@ -3,8 +3,6 @@
 All functions take arrays, because a fit prices hundreds of shapes at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,8 +15,8 @@ _ELEMENT_BYTES = 2
 
 
 def attention_seconds(
-    table: AttentionTable, sm_count: int, memory_bandwidth: float, *shape: Array, slowed: float = 1.0
-) -> Array:
+    table: AttentionTable, sm_count: int, memory_bandwidth: float, *shape: "Array", slowed: float = 1.0
+) -> "Array":
     """Return seconds of causal forwards in 16 bits. `slowed`: the share of the rate reached in training.
 
     `shape`: batches, heads, heads of keys, lengths and head sizes.
@@ -28,8 +26,8 @@ def attention_seconds(
 
 
 def grid_coordinates(
-    batch: Array, heads: Array, kv_heads: Array, length: Array, head_dim: Array
-) -> tuple[Array, Array, Array, Array]:
+    batch: "Array", heads: "Array", kv_heads: "Array", length: "Array", head_dim: "Array"
+) -> "tuple[Array, Array, Array, Array]":
     """Return `AttentionTable.factors` coordinates: `batch` x `heads`, `length`, heads per key, size."""
     return batch * heads, length, heads / kv_heads, head_dim
 
@@ -38,14 +36,14 @@ def attention_model_seconds(
     table: AttentionTable,
     sm_count: int,
     memory_bandwidth: float,
-    batch: Array,
-    heads: Array,
-    kv_heads: Array,
-    length: Array,
-    head_dim: Array,
+    batch: "Array",
+    heads: "Array",
+    kv_heads: "Array",
+    length: "Array",
+    head_dim: "Array",
     *,
     slowed: float = 1.0,
-) -> Array:
+) -> "Array":
     """Return `attention_seconds` without the factors of `table`, which are fitted to its residuals."""
     flops = 2.0 * batch * heads * length * length * head_dim
     rate = table.forward_tflops * 1e12 * slowed * np.where(head_dim <= 64, table.head_dim_64, 1.0)

@@ -4,8 +4,6 @@ Each file names its sources and lists estimated figures in ``estimated``. Proper
 derive values in the simulator's units (bytes, FLOP/s).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -119,14 +117,14 @@ class HardwareProfile:
         """Return the dense peaks in FLOP/s by compute type: bf16, fp16, tf32, fp32."""
         return {dtype: tflops * 1e12 for dtype, tflops in self.compute.peak_tflops.items()}
 
-    def with_older_kernels(self) -> HardwareProfile:
+    def with_older_kernels(self) -> "HardwareProfile":
         """Return this machine with kernels from before torch 2.11 and CUDA 13, if they differ."""
         if self.older is None:
             return self
         gemm = dataclasses.replace(self.gemm, weight_grad=self.older.gemm.weight_grad)
         return dataclasses.replace(self, attention=self.older.attention, gemm=gemm)
 
-    def with_attention(self, kernel: str) -> HardwareProfile:
+    def with_attention(self, kernel: str) -> "HardwareProfile":
         """Return this machine with attention by `kernel`, a value of the setting `attention`.
 
         Raises `ProfileError` if no figures of the kernel on this chip are known.
@@ -146,7 +144,7 @@ class HardwareProfile:
         of_both = older and dataclasses.replace(older, attention=chosen)
         return dataclasses.replace(self, attention=chosen, libraries=tables, older=of_both)
 
-    def with_nodes(self, gpus: int | None, nic_gb_s: float | None) -> HardwareProfile:
+    def with_nodes(self, gpus: int | None, nic_gb_s: float | None) -> "HardwareProfile":
         """Return this machine with `gpus` GPUs and `nic_gb_s` of network per node; None: unchanged.
 
         NICs belong to GPUs: without `nic_gb_s`, half the GPUs have half the network.

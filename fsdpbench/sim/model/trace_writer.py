@@ -4,8 +4,6 @@ The fields are those that torch.profiler writes on a CUDA machine. Process 0 is 
 stream; the host process has one thread.
 """
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,11 +43,11 @@ class TraceHeader:
 def write_trace(
     path: Path,
     header: TraceHeader,
-    host: Sequence[HostEvent],
-    device: Sequence[DeviceEvent],
-    syncs: Sequence[CudaSync],
-    memory: Sequence[MemoryEvent],
-    instants: Sequence[InstantEvent],
+    host: "Sequence[HostEvent]",
+    device: "Sequence[DeviceEvent]",
+    syncs: "Sequence[CudaSync]",
+    memory: "Sequence[MemoryEvent]",
+    instants: "Sequence[InstantEvent]",
 ) -> None:
     """Write the trace to `path` atomically; the content depends only on the arguments."""
     lines = _metadata(host, device, syncs)
@@ -130,7 +128,7 @@ def _links(header: TraceHeader) -> dict[str, float]:
 
 
 def _metadata(
-    host: Sequence[HostEvent], device: Sequence[DeviceEvent], syncs: Sequence[CudaSync]
+    host: "Sequence[HostEvent]", device: "Sequence[DeviceEvent]", syncs: "Sequence[CudaSync]"
 ) -> list[str]:
     """Return metadata events: names and order of processes and threads."""
     streams = sorted({event[2] for event in device} | {sync[1] for sync in syncs if sync[1] >= 0})
@@ -154,7 +152,7 @@ def _metadata(
 
 
 def _host_events(
-    host: Sequence[HostEvent], launched: Mapping[int, DeviceEvent]
+    host: "Sequence[HostEvent]", launched: "Mapping[int, DeviceEvent]"
 ) -> tuple[list[str], dict[int, int], list[str]]:
     """Return lines of the CPU thread, external ids by correlation, and lines of annotations on streams."""
     lines: list[str] = []
@@ -199,7 +197,7 @@ def _host_events(
 
 
 def _extend_spans(
-    stack: Sequence[tuple[int, int, dict[int, list[int]] | None, str]], event: DeviceEvent
+    stack: Sequence[tuple[int, int, dict[int, list[int]] | None, str]], event: "DeviceEvent"
 ) -> None:
     """Extend each annotation that is open at a kernel's launch to include the kernel."""
     _, _, stream, start, end, _, _ = event
@@ -223,7 +221,7 @@ def _close(entry: tuple[int, int, dict[int, list[int]] | None, str], lines: list
         )
 
 
-def _device_events(device: Sequence[DeviceEvent], external_ids: Mapping[int, int]) -> list[str]:
+def _device_events(device: "Sequence[DeviceEvent]", external_ids: Mapping[int, int]) -> list[str]:
     """Return lines of kernels, copies and fills, each with the end of its flow arrow."""
     lines = []
     names: dict[str, str] = {}
@@ -249,7 +247,7 @@ def _device_events(device: Sequence[DeviceEvent], external_ids: Mapping[int, int
     return lines
 
 
-def _sync_events(syncs: Sequence[CudaSync], external_ids: Mapping[int, int]) -> list[str]:
+def _sync_events(syncs: "Sequence[CudaSync]", external_ids: Mapping[int, int]) -> list[str]:
     """Return lines of synchronizations in CUPTI's form."""
     lines = []
     for name, stream, start, end, correlation, event_id, record_stream, record_correlation in syncs:
@@ -268,7 +266,7 @@ def _sync_events(syncs: Sequence[CudaSync], external_ids: Mapping[int, int]) -> 
     return lines
 
 
-def _memory_events(memory: Sequence[MemoryEvent]) -> list[str]:
+def _memory_events(memory: "Sequence[MemoryEvent]") -> list[str]:
     return [
         f'{{"ph":"i","cat":"cpu_instant_event","s":"t","name":"[memory]",{_ON_HOST},'
         f'"ts":{time_ns // 1000}{_DECIMALS[time_ns % 1000]},"args":{{"Total Reserved":{reserved},'

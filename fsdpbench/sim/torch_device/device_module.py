@@ -1,7 +1,5 @@
 """`torch.sim`: the device module, with the functions of `torch.cuda` that training code uses."""
 
-from __future__ import annotations
-
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -185,7 +183,7 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
     def set_device(self, device: Any) -> None:
         """Accept any index: the process has one device."""
 
-    def device(self, device: Any) -> StreamContext:
+    def device(self, device: Any) -> "StreamContext":
         """Return a context manager that does nothing, because there is one device."""
         return StreamContext(None)
 
@@ -209,25 +207,25 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
         """Return the dtypes that autocast supports."""
         return [torch.bfloat16, torch.float16]
 
-    def current_stream(self, device: Any = None) -> Stream:
+    def current_stream(self, device: Any = None) -> "Stream":
         """Return the stream on which operators are queued."""
         ACCELERATOR.require_started()
         if ACCELERATOR.backward.is_active:
             ACCELERATOR.backward.arrive()
         return self._stream(ACCELERATOR.stream)
 
-    def default_stream(self, device: Any = None) -> Stream:
+    def default_stream(self, device: Any = None) -> "Stream":
         """Return the stream that is current at the start."""
         return self._stream(DEFAULT_STREAM)
 
-    def _stream(self, number: int) -> Stream:
+    def _stream(self, number: int) -> "Stream":
         return ACCELERATOR.streams.get(number) or Stream(stream_id=number)
 
-    def stream(self, stream: Stream | None) -> StreamContext:
+    def stream(self, stream: "Stream | None") -> "StreamContext":
         """Return a context manager that makes a stream current."""
         return StreamContext(stream)
 
-    def set_stream(self, stream: Stream | None) -> None:
+    def set_stream(self, stream: "Stream | None") -> None:
         """Make a stream current."""
         if stream is not None:
             _make_current(stream.stream_id)
@@ -265,7 +263,7 @@ class Stream(torch.Stream):
 
     number: int
 
-    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> "Stream":
         number = kwargs.get("stream_id")
         if number is None:
             ACCELERATOR.require_started()
@@ -280,15 +278,15 @@ class Stream(torch.Stream):
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         self.priority = priority
 
-    def wait_event(self, event: Event) -> None:  # type: ignore[override]
+    def wait_event(self, event: "Event") -> None:  # type: ignore[override]
         """Make work that is queued from now on wait for the event."""
         event.wait(self)
 
-    def wait_stream(self, stream: Stream) -> None:  # type: ignore[override]
+    def wait_stream(self, stream: "Stream") -> None:  # type: ignore[override]
         """Make work that is queued from now on wait for all work queued on another stream so far."""
         self.wait_event(stream.record_event())
 
-    def record_event(self, event: Event | None = None) -> Event:  # type: ignore[override]
+    def record_event(self, event: "Event | None" = None) -> "Event":  # type: ignore[override]
         """Record an event (by default a new one) at this point."""
         event = Event() if event is None else event
         event.record(self)
@@ -308,7 +306,7 @@ class Stream(torch.Stream):
         if ACCELERATOR.trace is not None:
             ACCELERATOR.trace.stream_synchronize(trace_stream(self.number), start, timeline.cpu)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> "Stream":
         self._previous = [*getattr(self, "_previous", ()), _make_current(self.number)]
         return self
 
@@ -334,7 +332,7 @@ class StreamContext:
         self._stream = stream
         self._previous = DEFAULT_STREAM
 
-    def __enter__(self) -> StreamContext:
+    def __enter__(self) -> "StreamContext":
         if self._stream is not None:
             self._previous = _make_current(self._stream.stream_id)
         return self
@@ -403,7 +401,7 @@ class Event:
                 trace.event_id, trace.stream, trace.correlation, start, timeline.cpu
             )
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: "Event") -> float:
         """Return milliseconds between two recorded events created with `enable_timing=True`."""
         if not (self.enable_timing and end_event.enable_timing):
             raise RuntimeError(error_text("device_module.elapsed_time"))

@@ -7,8 +7,6 @@ versions, revision, date, command, and the surroundings of its figures. It does 
 Committed files are typed structs: an unknown key raises an error that suggests the nearest names.
 """
 
-from __future__ import annotations
-
 import datetime
 import difflib
 import enum
@@ -141,7 +139,7 @@ class Surroundings:
     def is_exact(self) -> bool:
         return self.facts.get("device") == "sim"
 
-    def differences(self, other: Surroundings) -> list[str]:
+    def differences(self, other: "Surroundings") -> list[str]:
         """Return a line for each fact that differs; if the devices differ, only that, since others follow."""
         names = dict.fromkeys([*self.facts, *other.facts])
         if self.facts.get("device") != other.facts.get("device"):
@@ -240,12 +238,12 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: int = SCHEMA
 
     @classmethod
-    def read(cls, path: Path) -> Baseline:
+    def read(cls, path: Path) -> "Baseline":
         """Read a baseline from a file. Raises `UsageError` that names the file and the error in it."""
         return cls.of(read_json(path), path)
 
     @classmethod
-    def of(cls, content: object, path: Path) -> Baseline:
+    def of(cls, content: object, path: Path) -> "Baseline":
         """Return the baseline in JSON content that was read from `path`. Raises `UsageError`."""
         if not is_baseline(content):
             raise UsageError(f"{path}: is not a baseline of this version (schema {SCHEMA} with `sets`)")
@@ -281,7 +279,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def updated(
         self, entries: Mapping[str, Entry], surroundings: Surroundings, command: str, left_out: Sequence[str]
-    ) -> Baseline:
+    ) -> "Baseline":
         """Return the baseline with `entries` as the set for the installed torch."""
         figures = FigureSet(
             configurations={

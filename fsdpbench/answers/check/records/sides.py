@@ -15,14 +15,7 @@ import msgspec
 
 from fsdpbench.answers.check import LEAVE_OUT as FLAG
 from fsdpbench.answers.check.metrics import with_records
-from fsdpbench.answers.check.records.baseline import (
-    Baseline,
-    Surroundings,
-    check_names,
-    is_baseline,
-    strictly,
-    surroundings_of,
-)
+from fsdpbench.answers.check.records import baseline as baselines
 from fsdpbench.answers.check.records.entries import Entry, entry_of
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.simulated_cuda import VARIABLE
@@ -47,7 +40,7 @@ class Side:
 
     label: str
     entries: dict[str, Entry]
-    surroundings: Surroundings
+    surroundings: baselines.Surroundings
     took_place: tuple[str, str] | None = field(default=None, compare=False)
     absent: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
@@ -65,8 +58,8 @@ def read_side(path: Path) -> Side:
             return _judgeable(side_of(str(path), {_name_in(path): _runs_beside(path)}))
         raise UsageError(f"{path}: neither a sweep's folder ({SWEEP_FILE}) nor a result's ({RESULT_FILE})")
     content = read_json(path)
-    if is_baseline(content):
-        return baseline_side(Baseline.of(content, path), path)
+    if baselines.is_baseline(content):
+        return baseline_side(baselines.Baseline.of(content, path), path)
     if isinstance(content, Mapping) and isinstance(content.get("results"), list):
         return _judgeable(side_of(str(path), _named_results(path, content["results"])))
     if isinstance(content, Mapping) and "config" in content and "status" in content:
@@ -76,10 +69,10 @@ def read_side(path: Path) -> Side:
     raise UsageError(f"{path}: is not a result, the output of `sweep --json` or a baseline of this version")
 
 
-def baseline_side(baseline: Baseline, path: Path) -> Side:
+def baseline_side(baseline: baselines.Baseline, path: Path) -> Side:
     """Return the set for the installed torch. Raises `CannotJudgeError` if there is none."""
     figures = baseline.of_this_torch(path)
-    surroundings = Surroundings(figures.surroundings)
+    surroundings = baselines.Surroundings(figures.surroundings)
     return Side(str(path), figures.entries(), surroundings, left_out=tuple(figures.left_out))
 
 
@@ -112,7 +105,7 @@ def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
             if isinstance(runs, str):
                 raise UsageError(runs)
             for run in runs:
-                strictly(run, _SeenResult, "its result")
+                baselines.strictly(run, _SeenResult, "its result")
             usable[name] = runs
         except UsageError as error:
             absent[name] = str(error)
@@ -122,7 +115,7 @@ def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
     return Side(
         label,
         {name: entry_of(runs) for name, runs in usable.items()},
-        surroundings_of(every),
+        baselines.surroundings_of(every),
         (began[0], began[-1]) if began else None,
         absent,
         how=_how(every),
@@ -292,7 +285,7 @@ _LONGEST = 500
 def whole(side: Side, leave_out: Collection[str]) -> Side:
     """Return `side` without `leave_out`. Raises `CannotJudgeError` that names every other configuration that
     failed, is not finished or has an invalid figure; `UsageError` if the sweep lacks one of `leave_out`."""
-    check_names(leave_out, [*side.entries, *side.absent], side.label, "", f"configuration ({FLAG})")
+    baselines.check_names(leave_out, [*side.entries, *side.absent], side.label, "", f"configuration ({FLAG})")
     kept = replace(
         side,
         entries={name: entry for name, entry in side.entries.items() if name not in leave_out},

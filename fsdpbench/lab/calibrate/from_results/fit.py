@@ -11,8 +11,6 @@ A fit is refused if there are more factors than runs, if the runs hardly depend 
 factors, or if a factor exceeds the chip's peak: the result would be meaningless.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -155,19 +153,19 @@ class Fit:
     """Factors with half of each one's interval (logarithm, `LEVEL`), the errors of the runs (above 0:
     simulated too slow) before and after, and the sensitivity of the runs to each factor."""
 
-    profile: ScaledProfile
-    log_widths: dict[Factor, float]
+    profile: "ScaledProfile"
+    log_widths: "dict[Factor, float]"
     before: tuple[float, ...]
     after: tuple[float, ...]
-    sensitivity: dict[Factor, float]
+    sensitivity: "dict[Factor, float]"
 
-    def interval(self, factor: Factor) -> tuple[float, float]:
+    def interval(self, factor: "Factor") -> tuple[float, float]:
         middle, width = self.profile.factors[factor], self.log_widths[factor]
         return middle * math.exp(-width), middle * math.exp(width)
 
 
 def fit(
-    runs: Sequence[MeasuredRun], base: str, factors: Sequence[Factor], simulate: Simulate, folder: Path
+    runs: Sequence[MeasuredRun], base: str, factors: "Sequence[Factor]", simulate: Simulate, folder: Path
 ) -> Fit:
     """Fit `factors` on the profile `base` to `runs`; profiles that are tried are written to `folder`.
 
@@ -191,7 +189,7 @@ def fit(
     return Fit(profile, found, _errors(before), _errors(residuals), sensitivity)
 
 
-def _one(tried: _Tried, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _one(tried: "_Tried", before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Find one factor by bisection between a slow and a fast one: a step may depend on it only if slow."""
     near, far = np.zeros(1), np.array([-_FARTHEST if before.mean() > 0 else _FARTHEST])
     at_near, at_far = before, tried.residuals(far)
@@ -216,7 +214,7 @@ def _one(tried: _Tried, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return middle, found
 
 
-def _several(tried: _Tried, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _several(tried: "_Tried", before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Find several factors by Gauss-Newton; the runs must depend on every factor at the base's value."""
     logs, residuals = np.zeros(len(tried.factors)), before
     for _ in range(_MOST_ROUNDS):
@@ -232,7 +230,7 @@ def _several(tried: _Tried, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return logs, residuals
 
 
-def _check(runs: Sequence[MeasuredRun], factors: Sequence[Factor]) -> None:
+def _check(runs: Sequence[MeasuredRun], factors: "Sequence[Factor]") -> None:
     distinct = {(run.config.name, run.config.model, run.config.gpus) for run in runs}
     if len(distinct) < len(factors):
         raise UsageError(error_text("fit.too_few_runs", ", ".join(factors), len(factors), len(distinct)))
@@ -247,12 +245,12 @@ class _Tried:
 
     runs: Sequence[MeasuredRun]
     base: str
-    factors: Sequence[Factor]
+    factors: "Sequence[Factor]"
     simulate: Simulate
     folder: Path
     count: int = 0
 
-    def profile(self, logs: np.ndarray) -> ScaledProfile:
+    def profile(self, logs: np.ndarray) -> "ScaledProfile":
         scales = {factor: math.exp(log) for factor, log in zip(self.factors, logs, strict=True)}
         return ScaledProfile(self.base, scales)
 
@@ -274,7 +272,7 @@ class _Tried:
         return np.column_stack(columns)
 
 
-def _sensitivities(slopes: np.ndarray, factors: Sequence[Factor]) -> dict[Factor, float]:
+def _sensitivities(slopes: np.ndarray, factors: "Sequence[Factor]") -> "dict[Factor, float]":
     found = {factor: float(np.abs(slopes[:, at]).max()) for at, factor in enumerate(factors)}
     for factor, value in found.items():
         if value < _LEAST_SENSITIVITY:
@@ -298,11 +296,11 @@ def _errors(residuals: np.ndarray) -> tuple[float, ...]:
     return tuple(math.expm1(-float(residual)) for residual in residuals)
 
 
-def _insensitive(factor: Factor, value: float) -> str:
+def _insensitive(factor: "Factor", value: float) -> str:
     return error_text("fit.changes_less", factor, value * 10)
 
 
-def _too_far(factors: Sequence[Factor], logs: np.ndarray, residuals: np.ndarray) -> str:
+def _too_far(factors: "Sequence[Factor]", logs: np.ndarray, residuals: np.ndarray) -> str:
     scaled = ", ".join(f"{factor} x{math.exp(log):.2f}" for factor, log in zip(factors, logs, strict=True))
     left = math.expm1(-float(residuals.mean()))
     return error_text("fit.scaled", scaled, left)

@@ -13,8 +13,6 @@ accesses, which `Cell.past` holds until then. Accesses that the CPU knows to be 
 everything else and are dropped.
 """
 
-from __future__ import annotations
-
 import sys
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
@@ -92,14 +90,14 @@ class Cell:
         self.reads: dict[int, Operation] = {}
         self.past: list[Past] = []
 
-    def cut(self, at: int) -> Cell:
+    def cut(self, at: int) -> "Cell":
         """Cut this cell at an address; return the part behind it as a new cell."""
         rest = Cell(at, self.end)
         rest.write, rest.reads, rest.past = self.write, dict(self.reads), list(self.past)
         self.end = at
         return rest
 
-    def history(self, host: Clock) -> list[Past]:
+    def history(self, host: "Clock") -> list[Past]:
         """Return the newest read and write of each agent, except those that the CPU knows to be complete."""
         found: list[Past] = [*self.past, *((read, False, None) for read in self.reads.values())]
         if self.write is not None:
@@ -126,7 +124,7 @@ class BlockShadow:
         # Accesses to regions with holes: (region, operation, whether it wrote).
         self.strided: list[tuple[Region, Operation, bool]] = []
 
-    def access(self, region: Region, new: Operation, writes: bool, clock: Clock, report: Conflict) -> None:
+    def access(self, region: Region, new: Operation, writes: bool, clock: "Clock", report: Conflict) -> None:
         """Record that `new` reads or writes a region of addresses; report its conflicts."""
         if self.strided:
             self._meet_strided(region, new, writes, clock, report)
@@ -193,7 +191,7 @@ class BlockShadow:
             del self.cells[first + 1 : last], self.starts[first + 1 : last]
 
     def _meet_strided(
-        self, region: Region, new: Operation, writes: bool, clock: Clock, report: Conflict
+        self, region: Region, new: Operation, writes: bool, clock: "Clock", report: Conflict
     ) -> None:
         kept = []
         for entry in self.strided:
@@ -207,7 +205,7 @@ class BlockShadow:
             kept.append(entry)
         self.strided = kept
 
-    def _keep_strided(self, region: Region, new: Operation, writes: bool, clock: Clock) -> None:
+    def _keep_strided(self, region: Region, new: Operation, writes: bool, clock: "Clock") -> None:
         kept = [
             entry
             for entry in self.strided
@@ -221,7 +219,7 @@ class BlockShadow:
             del kept[: _MOST_STRIDED // 8]
         self.strided = [*kept, (region, new, writes)]
 
-    def forget_ordered(self, clock: Clock) -> None:
+    def forget_ordered(self, clock: "Clock") -> None:
         """Drop accesses that are ordered before `clock`."""
         for cell in self.cells:
             cell.past = [each for each in cell.past if not is_ordered(each[0].agent, each[0].epoch, clock)]
@@ -230,7 +228,7 @@ class BlockShadow:
                 cell.write = None
         self.strided = [each for each in self.strided if not is_ordered(each[1].agent, each[1].epoch, clock)]
 
-    def leave(self, host: Clock) -> list[Cell]:
+    def leave(self, host: "Clock") -> list[Cell]:
         """Return the accesses that the next owner of the bytes has to be ordered after."""
         left = []
         for cell in self.cells:
@@ -278,7 +276,7 @@ class FreedMemory:
         del starts[first:last]
         return found
 
-    def forget_ordered(self, start: int, end: int, clock: Clock) -> None:
+    def forget_ordered(self, start: int, end: int, clock: "Clock") -> None:
         """Drop accesses that `clock`, from a passed event, orders."""
         left = []
         for cell in self.take(start, end):
@@ -289,7 +287,7 @@ class FreedMemory:
 
 
 def _check(
-    cell: Cell, new: Operation, writes: bool, clock: Clock, report: Conflict, shared: int, touched: Region
+    cell: Cell, new: Operation, writes: bool, clock: "Clock", report: Conflict, shared: int, touched: Region
 ) -> None:
     """Report a cell's accesses that are not ordered before `new`, which uses `shared` bytes of the cell."""
     old = cell.write

@@ -14,8 +14,6 @@ Before 2.8 all kernels ran on the group's own stream, and `record_stream` protec
 Other ranks arrive at the same time, except those of other pipeline stages, which run themselves (`stages`).
 """
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -92,7 +90,7 @@ class Membership(_ProcessGroup):
         """Return the global ranks of the members."""
         return self._ranks
 
-    def _get_backend(self, device: Any) -> Membership:
+    def _get_backend(self, device: Any) -> "Membership":
         return self
 
     def _set_group_name(self, name: str) -> None:
@@ -141,7 +139,7 @@ class Collective(NamedTuple):
     outputs: list[torch.Tensor]
     opts: Any = None
     members: int = 1
-    parts: Sequence[Collective] = ()
+    parts: "Sequence[Collective]" = ()
     arrivals: Sequence[Arrival] = ()
     """Arrivals, if ranks of other stages take part."""
     ranks: Sequence[int] = ()

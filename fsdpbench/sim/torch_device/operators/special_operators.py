@@ -18,24 +18,7 @@ from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.torch_internals import current_graph_task_id
 from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.operators.choices import (
-    MOST_LISTED,
-    assumed_of,
-    choice_of,
-    mark,
-    numbers_in,
-    placed,
-    rows_of,
-    whole_numbers,
-)
-from fsdpbench.sim.torch_device.operators.known_values import (
-    Number,
-    compare,
-    known_of,
-    learn,
-    learn_from_host,
-    mark_as_placeholders,
-)
+from fsdpbench.sim.torch_device.operators import choices, known_values
 from fsdpbench.sim.torch_device.operators.plans import NEW, Plan, carry_out, data_dependent
 from fsdpbench.sim.torch_device.prices.products import OperatorCost, tensor_bytes
 from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses
@@ -55,26 +38,26 @@ def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **
     """Run `topk`, `sort`, `argmax`, `max` or `multinomial`: the indices become choices along a dimension."""
     result = by_shape(scores, *args, **kwargs)
     indices = result[1] if isinstance(result, (list, tuple)) else result
-    unknown = choice_of(scores) is None and choice_of(indices) is None
+    unknown = choices.choice_of(scores) is None and choices.choice_of(indices) is None
     if not ACCELERATOR.follows_numbers or scores.dim() < 2 or not unknown:
         return result
     dim = bind(operator, (scores, *args), kwargs).get("dim", -1)
     if isinstance(dim, int) and indices.dtype is _INDEX and indices.dim() >= scores.dim() - 1:
-        mark(indices, Chosen(scores.shape[dim]))
+        choices.mark(indices, Chosen(scores.shape[dim]))
     return result
 
 
 def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor:
     """Run `nonzero` (also for `torch.where(mask)`): the CPU waits for a count, then positions are written."""
-    rows, filled = rows_of(mask), known_of(mask)
+    rows, filled = choices.rows_of(mask), known_values.known_of(mask)
     if (
         rows is None and filled is not None and current_graph_task_id() != -1
     ):  # in torch's own backward of `prod`
         rows = mask.numel() * bool(filled.value)
     if rows is None:
         raise data_dependent(operator)
-    known = choice_of(mask)
-    assumed = assumed_of(mask)
+    known = choices.choice_of(mask)
+    assumed = choices.assumed_of(mask)
     if isinstance(known, Share) or assumed:
         reason = "balanced" if isinstance(known, Share) else "assumed"
         ACCELERATOR.guess("torch.nonzero", f"{reason}: {rows} of {mask.numel()}")
@@ -88,21 +71,21 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
     places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
     if isinstance(known, Listed):
-        mark(places, Listed(placed(known.values, mask).nonzero().t().reshape(-1), assumed))
+        choices.mark(places, Listed(choices.placed(known.values, mask).nonzero().t().reshape(-1), assumed))
     elif mask.dim() == 1 and rows in (0, mask.numel()):
-        mark(places, Listed(torch.arange(rows), assumed))
+        choices.mark(places, Listed(torch.arange(rows), assumed))
     return places
 
 
 def distinct(operator: Any, by_shape: Kernel, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Run `unique` or similar on known whole numbers: they are sorted, and the CPU waits."""
-    numbers, assumed = whole_numbers(tensor), assumed_of(tensor)
+    numbers, assumed = choices.whole_numbers(tensor), choices.assumed_of(tensor)
     if numbers is None:
         raise data_dependent(operator)
     given = bind(operator, (tensor, *args), kwargs)
     if "sorted" in given:
         given["sorted"] = True  # on a GPU results are always sorted
-    found = operator(*(given | {"self": placed(numbers, tensor)}).values())
+    found = operator(*(given | {"self": choices.placed(numbers, tensor)}).values())
     if assumed:
         ACCELERATOR.guess("torch.unique", f"assumed: {len(found[0])} of {tensor.numel()}")
     ordered = tensor.reshape(-1).sort().values
@@ -114,13 +97,13 @@ def distinct(operator: Any, by_shape: Kernel, tensor: torch.Tensor, *args: Any, 
     plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
     results = carry_out(ACCELERATOR, plan, [ordered])
     for result, part in zip(results, found, strict=True):
-        mark(result, Listed(part.reshape(-1).contiguous(), assumed))
+        choices.mark(result, Listed(part.reshape(-1).contiguous(), assumed))
     return results
 
 
 def masked_select(operator: Any, by_shape: Kernel, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Run `masked_select` like `tensor[mask]`."""
-    if rows_of(mask) is None:
+    if choices.rows_of(mask) is None:
         raise data_dependent(operator)
     tensor, mask = torch.broadcast_tensors(tensor, mask)
     chosen: torch.Tensor = tensor[mask]
@@ -133,7 +116,7 @@ def by_places(indices: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor |
         return indices
     found: list[torch.Tensor | None] = []
     for index in indices:
-        if index is not None and _is_mask(index) and rows_of(index) is not None:
+        if index is not None and _is_mask(index) and choices.rows_of(index) is not None:
             found += index.nonzero().unbind(1)
         else:
             found.append(index)
@@ -166,7 +149,7 @@ CHOICE_OPERATORS: dict[str, Kernel] = {
 }
 
 
-def placeholder(tensor: torch.Tensor) -> tuple[Number, bool]:
+def placeholder(tensor: torch.Tensor) -> tuple[known_values.Number, bool]:
     """Return a one-element tensor's value in its dtype, and whether the value is true."""
     host = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
     is_true = not _is_guess(host, tensor)
@@ -201,10 +184,10 @@ def _equal(
 def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.Tensor:
     """Run `_is_all_true`, the argument check of `torch.distributions`: in healthy training it succeeds."""
     result: torch.Tensor = by_shape(tensor)
-    known = known_of(tensor)
+    known = known_values.known_of(tensor)
     if known is None or known.assumed:
         known = tensors.Known(torch.tensor(True), tensors.Assumed.ANSWER)
-    learn(result, known.value, assumed=known.assumed)
+    known_values.learn(result, known.value, assumed=known.assumed)
     return result
 
 
@@ -238,15 +221,15 @@ def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: An
     ACCELERATOR.copy_over_host_link(
         "DtoH", nbytes, blocking=not non_blocking, device=tensor, host=found if host == "cpu" else None
     )
-    return mark_as_placeholders(found) if _is_guess(found, tensor) else found
+    return known_values.mark_as_placeholders(found) if _is_guess(found, tensor) else found
 
 
 def _is_guess(host: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Write the known numbers of a device tensor into `host`; return whether they are a guess."""
-    known, numbers = known_of(tensor), numbers_in(tensor)
+    known, numbers = known_values.known_of(tensor), choices.numbers_in(tensor)
     if numbers is not None:
         host.copy_(numbers)
-        return bool(assumed_of(tensor))
+        return bool(choices.assumed_of(tensor))
     if known is not None:
         host.fill_(known.value.item())
     return known is None or bool(known.assumed)
@@ -267,15 +250,17 @@ def _copy(
         beside = is_number or (non_blocking and _is_copied_as_it_is(source, target))
         host = None if is_number else source
         ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not beside, device=target, host=host)
-        learn_from_host(target, source)
+        known_values.learn_from_host(target, source)
     else:
         waits = not (non_blocking and _is_copied_as_it_is(target, source))
         ACCELERATOR.copy_over_host_link("DtoH", source.nbytes, blocking=waits, device=source, host=target)
         if ACCELERATOR.follows_numbers:
-            if known_of(source) is None and (target.numel() <= _SMALL or not target.is_floating_point()):
+            if known_values.known_of(source) is None and (
+                target.numel() <= _SMALL or not target.is_floating_point()
+            ):
                 target.zero_()
             if _is_guess(target, source):
-                mark_as_placeholders(target)
+                known_values.mark_as_placeholders(target)
     return target
 
 
@@ -358,7 +343,7 @@ def _like(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
         kind, _, of = operator._schema.name.removeprefix("aten::").partition("_")
         number = {"zeros": 0, "ones": 1, "full": args[-1]}.get(of if kind == "new" else kind)
         if number is not None:
-            learn_from_host(result, number)
+            known_values.learn_from_host(result, number)
         return result
     pinned = kwargs.pop("pin_memory", None)
     made = operator(*tensors.meta_twin(args), **kwargs)
@@ -370,9 +355,9 @@ def _filled(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch
     name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(*args, **kwargs)
     value = _OF_NAME[name] if name in _OF_NAME else args[name != "scalar_tensor"]
-    is_computed = isinstance(choice_of(result), tensors.Listed)
+    is_computed = isinstance(choices.choice_of(result), tensors.Listed)
     if not (is_computed or (isinstance(value, torch.Tensor) and tensors.is_on_device(value))):
-        learn_from_host(result, value)
+        known_values.learn_from_host(result, value)
     return result
 
 
@@ -382,9 +367,9 @@ _OF_NAME = {"ones": 1, "zeros": 0, "zero_": 0}
 def _numbered(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Run `arange` or similar, whose numbers follow from the arguments."""
     result: torch.Tensor = by_shape(*args, **kwargs)
-    if ACCELERATOR.follows_numbers and result.nbytes <= MOST_LISTED and "out" not in kwargs:
+    if ACCELERATOR.follows_numbers and result.nbytes <= choices.MOST_LISTED and "out" not in kwargs:
         on_host = {"device": torch.device("cpu"), "dtype": result.dtype, "pin_memory": False}
-        learn_from_host(result, operator(*args, **kwargs | on_host))
+        known_values.learn_from_host(result, operator(*args, **kwargs | on_host))
     return result
 
 
@@ -394,19 +379,25 @@ def _compared(
     """Run `==`, `<` or similar, with the results of healthy training (`known_values.py`)."""
     name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(first, second, **kwargs)
-    unknown = known_of(result) is None and choice_of(result) is None and tensors.is_on_device(first)
-    answer = compare(name, first, second) if unknown else None
+    unknown = (
+        known_values.known_of(result) is None
+        and choices.choice_of(result) is None
+        and tensors.is_on_device(first)
+    )
+    answer = known_values.compare(name, first, second) if unknown else None
     if answer is not None:
         checks_finite = first is second or (isinstance(second, float) and isinf(second))
-        learn(result, answer, assumed=tensors.Assumed.GUESS if checks_finite else tensors.Assumed.ANSWER)
+        known_values.learn(
+            result, answer, assumed=tensors.Assumed.GUESS if checks_finite else tensors.Assumed.ANSWER
+        )
     return result
 
 
 def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `isnan`, `isinf` or similar: simulated numbers are finite unless known otherwise."""
     result: torch.Tensor = by_shape(tensor, **kwargs)
-    if known_of(result) is None and choice_of(result) is None:
-        learn(result, False, assumed=tensors.Assumed.GUESS)
+    if known_values.known_of(result) is None and choices.choice_of(result) is None:
+        known_values.learn(result, False, assumed=tensors.Assumed.GUESS)
     return result
 
 
@@ -414,8 +405,12 @@ def _found(operator: Any, by_shape: Kernel, elements: Any, *args: Any, **kwargs:
     """Run `isin`: no unknown whole number (a sampled token) is among the elements; this is reported."""
     result: torch.Tensor = by_shape(elements, *args, **kwargs)
     is_whole = isinstance(elements, torch.Tensor) and not elements.is_floating_point()
-    if ACCELERATOR.follows_numbers and is_whole and known_of(result) is choice_of(result) is None:
-        learn(result, kwargs.get("invert", False), assumed=tensors.Assumed.GUESS)
+    if (
+        ACCELERATOR.follows_numbers
+        and is_whole
+        and known_values.known_of(result) is choices.choice_of(result) is None
+    ):
+        known_values.learn(result, kwargs.get("invert", False), assumed=tensors.Assumed.GUESS)
         ACCELERATOR.guess("torch.isin", "none is: sampled texts reach their longest")
     return result
 
@@ -444,20 +439,20 @@ def _counted(
     """Run `bincount` or `histc`: a router's load is assumed balanced over all bins, and reported."""
     name = operator._schema.name.removeprefix("aten::")
     weights = kwargs.get("weights", args[0] if args and name == "bincount" else None)
-    numbers = whole_numbers(values) if name == "bincount" and weights is None else None
+    numbers = choices.whole_numbers(values) if name == "bincount" and weights is None else None
     if numbers is not None:
         minlength = bind(operator, (values, *args), kwargs)["minlength"]
-        counts = torch.bincount(placed(numbers, values), minlength=minlength)
+        counts = torch.bincount(choices.placed(numbers, values), minlength=minlength)
         result: torch.Tensor = by_shape(values, minlength=len(counts))
-        mark(result, Listed(counts, assumed_of(values)))
-        if assumed_of(values):
+        choices.mark(result, Listed(counts, choices.assumed_of(values)))
+        if choices.assumed_of(values):
             ACCELERATOR.guess("torch.bincount", f"assumed: {len(counts)} bins")
         return result
     result = by_shape(values, *args, **kwargs)
     bins = result.numel()
     if ACCELERATOR.follows_numbers and weights is None and bins and values.numel() % bins == 0:
         each = values.numel() // bins
-        learn(result, each, assumed=tensors.Assumed.GUESS)
+        known_values.learn(result, each, assumed=tensors.Assumed.GUESS)
         ACCELERATOR.guess(f"torch.{name}", f"balanced: {each} in each of {bins} bins")
     return result
 
@@ -472,11 +467,11 @@ def _repeated(
 ) -> torch.Tensor:
     """Run `repeat_interleave`: known counts, e.g. of a balanced router, determine the result's length."""
     if output_size is None:
-        numbers = whole_numbers(repeats)
+        numbers = choices.whole_numbers(repeats)
         if numbers is None:
             raise data_dependent(operator)
-        output_size = int(placed(numbers, repeats).sum())
-        if assumed_of(repeats):
+        output_size = int(choices.placed(numbers, repeats).sum())
+        if choices.assumed_of(repeats):
             ACCELERATOR.guess("torch.repeat_interleave", f"assumed: {output_size}")
     result: torch.Tensor = by_shape(repeats, *args, output_size=output_size, **kwargs)
     return result

@@ -1,7 +1,5 @@
 """Prices of matrix products and attention by their shape."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -21,7 +19,7 @@ _ODD = 2.7
 """Slow-down of 16-bit products with odd sizes, which have no kernel tuned for the chip (one H200)."""
 
 
-def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
+def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> "OperatorCost":
     """Return the cost of `a` (..., m, k) times `b` (..., k, n)."""
     m, k = a.shape[-2:]
     n = b.shape[-1]
@@ -46,12 +44,12 @@ def _is_weight_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.stride(0) == 1 and a.stride(1) != 1 and b.stride(1) == 1
 
 
-def product(first: int) -> Price:
+def product(first: int) -> "Price":
     """Return the rule for a matrix product of the arguments `first` and `first + 1`."""
     return lambda call, costs: _gemm(call.args[first], call.args[first + 1], costs)
 
 
-def scaled(call: Call, costs: KernelCosts) -> OperatorCost:
+def scaled(call: "Call", costs: KernelCosts) -> "OperatorCost":
     """Price a product in 8 or 4 bits. Raises `RuntimeError`, like CUDA, if the profile has none."""
     a, scales = call.args[0], argument(call, 2, "scale_a", None)
     first = scales[0] if isinstance(scales, (list, tuple)) else scales
@@ -65,7 +63,7 @@ def scaled(call: Call, costs: KernelCosts) -> OperatorCost:
     return _gemm(a, call.args[1], costs)
 
 
-def grouped(call: Call, costs: KernelCosts) -> OperatorCost:
+def grouped(call: "Call", costs: KernelCosts) -> "OperatorCost":
     """Price `_grouped_mm`: one product per group in one kernel, with groups assumed equal.
 
     If one factor is two-dimensional, groups are in its rows (forward, and gradients of rows); if both are, in
@@ -113,8 +111,8 @@ def _with_bias(duration: int, args: Sequence[Any], bias_at: int | None, costs: K
 
 
 def attention_forward(
-    call: Call, costs: KernelCosts, *, causal_at: int, bias_at: int | None = None
-) -> OperatorCost:
+    call: "Call", costs: KernelCosts, *, causal_at: int, bias_at: int | None = None
+) -> "OperatorCost":
     """Price fused attention; `causal_at` and `bias_at` are the positions of these arguments."""
     query, key, value = call.args[:3]
     causal = bool(argument(call, causal_at, "is_causal", False))
@@ -125,8 +123,8 @@ def attention_forward(
 
 
 def attention_backward(
-    call: Call, costs: KernelCosts, *, causal_at: int, bias_at: int | None = None
-) -> OperatorCost:
+    call: "Call", costs: KernelCosts, *, causal_at: int, bias_at: int | None = None
+) -> "OperatorCost":
     """Price the backward of fused attention with workspaces; `causal_at`, `bias_at` as in forward."""
     query, key, value = call.args[1:4]
     causal = bool(argument(call, causal_at, "is_causal", False))
