@@ -9,20 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.analysis import figures as found_figures
-from fsdpbench.reports.analysis import intervals
+from fsdpbench.reports.analysis import intervals, model
 from fsdpbench.reports.analysis.activity import Activity, find_activity
 from fsdpbench.reports.analysis.idle import find_idle_causes
 from fsdpbench.reports.analysis.lateness import GatherTiming, time_gathers
 from fsdpbench.reports.analysis.memory import analyze_memory
-from fsdpbench.reports.analysis.model import (
-    Analysis,
-    Problem,
-    RankAnalysis,
-    RanksSummary,
-    Spread,
-    StepAnalysis,
-    UnitAnalysis,
-)
 from fsdpbench.reports.analysis.peaks import Chip, Links, chip_of, links_of
 from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.sanity import check
@@ -35,7 +26,7 @@ from fsdpbench.reports.analysis.verdict import judge_rank
 from fsdpbench.reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
 from fsdpbench.reports.readers import Category, Trace, TraceError, TraceLimits, read_trace
 
-Draw = Callable[[Trace, RankAnalysis], Any]
+Draw = Callable[[Trace, model.RankAnalysis], Any]
 
 
 def analyze(
@@ -46,7 +37,7 @@ def analyze(
     limits: TraceLimits | None = None,
     chips: Mapping[str, Chip] | None = None,
     draw: Draw | None = None,
-) -> Analysis:
+) -> model.Analysis:
     """Analyze every trace and memory snapshot in the paths (files, or folders searched for them).
 
     A broken file found in a folder becomes a `Problem` of the result. A broken file that the caller named,
@@ -65,28 +56,28 @@ def analyze(
         TraceError: see above, or a path does not exist.
     """
     files = find_traces(paths)
-    ranks: list[RankAnalysis] = []
+    ranks: list[model.RankAnalysis] = []
     snapshots: list[SnapshotAnalysis] = []
-    problems: list[Problem] = []
+    problems: list[model.Problem] = []
     unread: Counter[str] = Counter()
     read = partial(_outcome, links=links or {}, limits=limits, chips=chips or {}, draw=draw)
     for file, outcome in zip(files, _outcomes(files, min(processes, len(files)), read), strict=True):
-        if isinstance(outcome, RankAnalysis):
+        if isinstance(outcome, model.RankAnalysis):
             ranks.append(outcome)
         elif isinstance(outcome, list):
             snapshots += outcome
         elif file.asked_for:
             raise outcome
         else:
-            problems.append(Problem(outcome.path, outcome.reason))
+            problems.append(model.Problem(outcome.path, outcome.reason))
             unread[file.configuration or ""] += 1
     if not ranks and not snapshots:
         first = problems[0]
         raise TraceError(first.path, first.reason)
-    return Analysis(tuple(ranks), _by_configuration(ranks, unread), tuple(problems), tuple(snapshots))
+    return model.Analysis(tuple(ranks), _by_configuration(ranks, unread), tuple(problems), tuple(snapshots))
 
 
-_Outcome = RankAnalysis | list[SnapshotAnalysis] | TraceError
+_Outcome = model.RankAnalysis | list[SnapshotAnalysis] | TraceError
 
 
 def _outcomes(
@@ -139,7 +130,7 @@ def analyze_trace(
     configuration: str | None = None,
     links: Mapping[str, Links] | None = None,
     chips: Mapping[str, Chip] | None = None,
-) -> RankAnalysis:
+) -> model.RankAnalysis:
     """Return all figures of a rank's trace. `configuration`: its folder's name; others as in `analyze`."""
     spans = fsdp_spans(trace)
     connected = links_of(trace, links or {})
@@ -156,7 +147,7 @@ def analyze_trace(
     for step in steps:
         for name, parts in step.phases.items():
             phases[name] = phases.get(name, found_figures.TimeParts()) + parts
-    rank = RankAnalysis(
+    rank = model.RankAnalysis(
         rank=trace.rank or 0,
         path=trace.path,
         configuration=configuration,
@@ -191,8 +182,8 @@ def _cpu_time(trace: Trace, steps: Sequence[Window]) -> int:
     return sum(intervals.clip(busy, step.mark.start, step.mark.end).length() for step in steps)
 
 
-def _analyze_step(activity: Activity, window: Window, phases: list[Window]) -> StepAnalysis:
-    return StepAnalysis(
+def _analyze_step(activity: Activity, window: Window, phases: list[Window]) -> model.StepAnalysis:
+    return model.StepAnalysis(
         index=window.index,
         start=window.start,
         end=window.end,
@@ -202,7 +193,7 @@ def _analyze_step(activity: Activity, window: Window, phases: list[Window]) -> S
     )
 
 
-def _over_steps(steps: Sequence[StepAnalysis]) -> dict[str, found_figures.CollectiveFigures]:
+def _over_steps(steps: Sequence[model.StepAnalysis]) -> dict[str, found_figures.CollectiveFigures]:
     names = dict.fromkeys(name for step in steps for name in step.communication)
     return {
         name: found_figures.merge([step.communication[name] for step in steps if name in step.communication])
@@ -210,8 +201,10 @@ def _over_steps(steps: Sequence[StepAnalysis]) -> dict[str, found_figures.Collec
     }
 
 
-def _by_configuration(ranks: Sequence[RankAnalysis], unread: Counter[str]) -> dict[str, RanksSummary]:
-    groups: dict[str, list[RankAnalysis]] = {}
+def _by_configuration(
+    ranks: Sequence[model.RankAnalysis], unread: Counter[str]
+) -> dict[str, model.RanksSummary]:
+    groups: dict[str, list[model.RankAnalysis]] = {}
     for rank in ranks:
         groups.setdefault(rank.configuration or "", []).append(rank)
     return {name: summarize(group, unread[name]) for name, group in groups.items()}
@@ -219,12 +212,12 @@ def _by_configuration(ranks: Sequence[RankAnalysis], unread: Counter[str]) -> di
 
 def analyze_units(
     activity: Activity, spans: FsdpSpans, gathers: Sequence[GatherTiming]
-) -> tuple[UnitAnalysis, ...]:
+) -> tuple[model.UnitAnalysis, ...]:
     """Return every unit that communicated, over the whole trace, in order of first appearance."""
     work = activity.collectives.work
     unit = unit_of(spans, work.launch_lane, work.launch)
     return tuple(
-        UnitAnalysis(
+        model.UnitAnalysis(
             name,
             found_figures.collective_figures(activity, unit == number),
             tuple(gather for gather in gathers if gather.unit == name),
@@ -234,7 +227,7 @@ def analyze_units(
     )
 
 
-def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
+def summarize(ranks: Sequence[model.RankAnalysis], unread: int = 0) -> model.RanksSummary:
     """Return mean, minimum and maximum of each figure; the slowest rank has the longest mean step.
     `unread`: number of traces of the same ranks that could not be read.
 
@@ -254,7 +247,7 @@ def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
         "overlap_fraction": [rank.overlap_fraction for rank in ranks],
     }
     spreads = {name: found for name, of in figures.items() if (found := _spread(numbers, of)) is not None}
-    return RanksSummary(
+    return model.RanksSummary(
         ranks=numbers,
         world_size=world_size,
         missing_ranks=missing,
@@ -266,7 +259,7 @@ def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
     )
 
 
-def _doubts(ranks: Sequence[RankAnalysis], unread: int) -> list[str]:
+def _doubts(ranks: Sequence[model.RankAnalysis], unread: int) -> list[str]:
     """Return the reasons to distrust figures across these ranks."""
     doubts = [f"{unread} traces could not be read"] if unread else []
     numbers = [rank.rank for rank in ranks]
@@ -284,19 +277,19 @@ def _doubts(ranks: Sequence[RankAnalysis], unread: int) -> list[str]:
     return doubts
 
 
-def _waiting(ranks: Sequence[RankAnalysis]) -> Waiting | None:
+def _waiting(ranks: Sequence[model.RankAnalysis]) -> Waiting | None:
     by_rank = {rank.rank: rank.durations for rank in ranks if rank.durations is not None}
     if len(by_rank) < len(ranks):
         return None
     return find_waiting(by_rank, sum(rank.time.total for rank in ranks) // len(ranks))
 
 
-def _spread(ranks: Sequence[int], of: Sequence[float | None]) -> Spread | None:
+def _spread(ranks: Sequence[int], of: Sequence[float | None]) -> model.Spread | None:
     values = [(value, rank) for rank, value in zip(ranks, of, strict=True) if value is not None]
     if not values:
         return None
     greatest, at = max(values, key=lambda pair: pair[0])
-    return Spread(sum(value for value, _ in values) / len(values), min(values)[0], greatest, at)
+    return model.Spread(sum(value for value, _ in values) / len(values), min(values)[0], greatest, at)
 
 
 _SUFFIXES = (".json", ".json.gz", *SNAPSHOT_SUFFIXES)

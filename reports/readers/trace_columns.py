@@ -13,35 +13,16 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import Raw, Struct
 
-from fsdpbench.reports.readers import trace_events
-from fsdpbench.reports.readers.trace import (
-    CATEGORIES,
-    MISSING,
-    Bool,
-    Calls,
-    Category,
-    CollectiveInfo,
-    EventColumns,
-    Events,
-    Int32,
-    Int64,
-    MemoryEvents,
-    OperatorCall,
-    RetryEvents,
-    dtype_from_input_type,
-    is_module,
-    of_categories,
-    unknown_categories,
-)
+from fsdpbench.reports.readers import trace, trace_events
 
-DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+DEVICE_CATEGORIES = (trace.Category.KERNEL, trace.Category.MEMCPY, trace.Category.MEMSET)
 
 SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:")
 """Annotations that torch's process groups write around a collective."""
 
 # Plain integers: enum members are slow to look up and to convert.
-_NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}
-_MODULE = int(Category.MODULE)
+_NUMBERS = {name: int(category) for name, category in trace.CATEGORIES.items()}
+_MODULE = int(trace.Category.MODULE)
 _UNKNOWN = 0
 _BROKEN = -2
 _BETWEEN = b"\0"
@@ -90,8 +71,8 @@ class _Kinds(dict[_Kind, int]):
 
     def __missing__(self, kind: _Kind) -> int:
         phase, of, name, *lane = kind
-        category = _NUMBERS.get(of, _MODULE if is_module(of, name) else _UNKNOWN)
-        named = lies = MISSING
+        category = _NUMBERS.get(of, _MODULE if trace.is_module(of, name) else _UNKNOWN)
+        named = lies = trace.MISSING
         is_complete = category != _UNKNOWN and phase == "X"
         if is_complete:
             named = self.names.setdefault(name, len(self.names))
@@ -115,14 +96,14 @@ class _Inputs(dict[tuple[bytes, trace_events.Number | None], int]):
     """Numbers the inputs of calls, given as texts and gigabytes, by their content."""
 
     def __init__(self) -> None:
-        self.distinct: dict[OperatorCall, int] = {}
+        self.distinct: dict[trace.OperatorCall, int] = {}
 
     def __missing__(self, key: tuple[bytes, trace_events.Number | None]) -> int:
         sizes, types, values, strides = key[0].split(_BETWEEN)
         call = trace_events.call_of(
             trace_events.CalledArguments(Raw(sizes), Raw(types), Raw(values), Raw(strides), key[1])
         )
-        number = MISSING if (sizes or b"[").startswith((b"[", b"null")) else _BROKEN
+        number = trace.MISSING if (sizes or b"[").startswith((b"[", b"null")) else _BROKEN
         if call.sizes:
             number = self.distinct.setdefault(call, len(self.distinct))
         self[key] = number
@@ -136,12 +117,12 @@ class ColumnBuilder:
         self.seen = 0
         self._all_calls = all_calls
         self._kinds = _Kinds()
-        self._columns = _GrowingColumns((*Events.DTYPES, np.bool_, np.bool_))
-        self._collectives: dict[int, CollectiveInfo] = {}
+        self._columns = _GrowingColumns((*trace.Events.DTYPES, np.bool_, np.bool_))
+        self._collectives: dict[int, trace.CollectiveInfo] = {}
         self._inputs = _Inputs()
         self._calls = _GrowingColumns((np.int64, np.int32))
-        self._memory = InstantColumns(MemoryEvents)
-        self._retries = InstantColumns(RetryEvents)
+        self._memory = InstantColumns(trace.MemoryEvents)
+        self._retries = InstantColumns(trace.RetryEvents)
         self._incomplete = self._uncategorised = self._broken = 0
         self._unknown: Counter[str] = Counter()
 
@@ -161,55 +142,55 @@ class ColumnBuilder:
             return
         start, has_start = _times(complete, [event.ts for event in complete])
         duration, has_duration = _times(complete, [event.dur for event in complete])
-        correlation = np.full(len(complete), MISSING, np.int64)
-        stream = np.full(len(complete), MISSING, np.int32)
-        device = np.full(len(complete), MISSING, np.int32)
+        correlation = np.full(len(complete), trace.MISSING, np.int64)
+        stream = np.full(len(complete), trace.MISSING, np.int32)
+        device = np.full(len(complete), trace.MISSING, np.int32)
         self._add_calls(complete, category, correlation)
         self._add_device(complete, category, correlation, stream, device)
         self._add_spans(complete, category)
-        is_operator = category == Category.CPU_OP
+        is_operator = category == trace.Category.CPU_OP
         self._add_operators(complete, is_operator if self._all_calls else is_operator & shaped)
         values = start, duration, category, name, lane, correlation, stream, device
         self._columns.append((*values, has_start, has_duration))
 
-    def finish(self) -> EventColumns:
+    def finish(self) -> trace.EventColumns:
         """Return all columns, without the events that cannot be placed in time."""
         *found, has_start, has_duration = self._columns.finish()
-        columns = Events(*found)
+        columns = trace.Events(*found)
         usable, problems = _usable(columns, has_start, has_duration)
         problems += self._problems(columns)
-        dropped = int((of_categories(columns.category, DEVICE_CATEGORIES) & ~usable).sum())
+        dropped = int((trace.of_categories(columns.category, DEVICE_CATEGORIES) & ~usable).sum())
         if dropped:
             problems.append(f"{dropped} device events could not be placed in time")
-        on_device = bool(of_categories(columns.category, DEVICE_CATEGORIES).any())
-        doubts, remarks = unknown_categories(self._unknown, on_device)
+        on_device = bool(trace.of_categories(columns.category, DEVICE_CATEGORIES).any())
+        doubts, remarks = trace.unknown_categories(self._unknown, on_device)
         collectives, (rows, inputs) = self._collectives, self._calls.finish()
         if not usable.all():
             place = np.cumsum(usable) - 1
             collectives = {int(place[row]): info for row, info in collectives.items() if usable[row]}
             rows, inputs = place[rows[usable[rows]]], inputs[usable[rows]]
             columns = columns.select(usable)
-        return EventColumns(
+        return trace.EventColumns(
             events=columns,
             names=tuple(self._kinds.names),
             lanes=tuple((_lane(pid), _lane(tid)) for pid, tid in self._kinds.lanes),
             collectives=collectives,
-            calls=Calls(rows, inputs, tuple(self._inputs.distinct)),
-            memory=in_order(MemoryEvents(*self._memory.finish())),
-            retries=RetryEvents(*self._retries.finish()),
+            calls=trace.Calls(rows, inputs, tuple(self._inputs.distinct)),
+            memory=in_order(trace.MemoryEvents(*self._memory.finish())),
+            retries=trace.RetryEvents(*self._retries.finish()),
             problems=(*problems, *doubts),
             remarks=tuple(remarks),
         )
 
-    def _problems(self, columns: Events) -> list[str]:
+    def _problems(self, columns: trace.Events) -> list[str]:
         """Return lines about other gaps in the figures."""
         unknown = [number for lane, number in self._kinds.lanes.items() if None in lane]
-        on_host = ~of_categories(columns.category, DEVICE_CATEGORIES)
+        on_host = ~trace.of_categories(columns.category, DEVICE_CATEGORIES)
         threadless = int((np.isin(columns.lane, unknown) & on_host).sum()) if unknown else 0
         counts = {
             "events of the profiler are not complete ones (ph is not 'X'): left out": self._incomplete,
             "events have no category: left out": self._uncategorised,
-            "events have no name": int((columns.name == self._kinds.names.get("", MISSING)).sum()),
+            "events have no name": int((columns.name == self._kinds.names.get("", trace.MISSING)).sum()),
             "events on the CPU name no process or thread": threadless,
             "events have arguments that cannot be read, and count as if they had not": self._broken,
             "memory events cannot be read: left out": self._memory.lost + self._retries.lost,
@@ -235,15 +216,20 @@ class ColumnBuilder:
         self._broken += broken
         return arguments
 
-    def _add_calls(self, events: Sequence[AnyEvent], category: Any, correlation: Int64) -> None:
-        rows = np.flatnonzero(category == Category.RUNTIME)
+    def _add_calls(self, events: Sequence[AnyEvent], category: Any, correlation: trace.Int64) -> None:
+        rows = np.flatnonzero(category == trace.Category.RUNTIME)
         arguments = self._arguments(events, rows.tolist(), trace_events.CallArguments)
         correlation[rows] = integers([each.correlation for each in arguments])
 
     def _add_device(
-        self, events: Sequence[AnyEvent], category: Any, correlation: Int64, stream: Int32, device: Int32
+        self,
+        events: Sequence[AnyEvent],
+        category: Any,
+        correlation: trace.Int64,
+        stream: trace.Int32,
+        device: trace.Int32,
     ) -> None:
-        rows = np.flatnonzero(of_categories(category, DEVICE_CATEGORIES))
+        rows = np.flatnonzero(trace.of_categories(category, DEVICE_CATEGORIES))
         arguments = self._arguments(events, rows.tolist(), trace_events.DeviceArguments)
         correlation[rows] = integers([each.correlation for each in arguments])
         stream[rows] = _small_ints([each.stream for each in arguments])
@@ -252,7 +238,7 @@ class ColumnBuilder:
             if each.collective is not None:
                 self._collectives[self._columns.rows + row] = _described(each.collective, each)
 
-    def _add_operators(self, events: Sequence[AnyEvent], chosen: Bool) -> None:
+    def _add_operators(self, events: Sequence[AnyEvent], chosen: trace.Bool) -> None:
         rows = np.flatnonzero(chosen)
         keys = [
             # JSON cannot contain the byte 0: joined texts are equal only if each of the parts is.
@@ -265,14 +251,14 @@ class ColumnBuilder:
         self._calls.append((self._columns.rows + rows[known], inputs[known]))
 
     def _add_spans(self, events: Sequence[AnyEvent], category: Any) -> None:
-        annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
+        annotations = np.flatnonzero(category == trace.Category.USER_ANNOTATION).tolist()
         rows = [row for row in annotations if events[row].name.startswith(SPAN_PREFIXES)]
         arguments = self._arguments(events, rows, trace_events.SpanArguments)
         for row, each in zip(rows, arguments, strict=True):
             self._collectives[self._columns.rows + row] = _from_input_shapes(events[row].name, each)
 
 
-def _times(events: Sequence[AnyEvent], times: Sequence[Any]) -> tuple[Int64, Bool]:
+def _times(events: Sequence[AnyEvent], times: Sequence[Any]) -> tuple[trace.Int64, trace.Bool]:
     return (
         from_digits(times)
         if events and isinstance(events[0], trace_events.ExactEvent)
@@ -280,13 +266,15 @@ def _times(events: Sequence[AnyEvent], times: Sequence[Any]) -> tuple[Int64, Boo
     )
 
 
-def _small_ints(values: Sequence[int]) -> Int32:
+def _small_ints(values: Sequence[int]) -> trace.Int32:
     """Return an int32 column; values that do not fit are MISSING (CUPTI writes 2^32-1 for no stream)."""
     wide = integers(values)
-    return np.where(np.abs(wide) < 2**31, wide, MISSING).astype(np.int32)
+    return np.where(np.abs(wide) < 2**31, wide, trace.MISSING).astype(np.int32)
 
 
-def _usable(columns: Events, has_start: Bool, has_duration: Bool) -> tuple[Bool, list[str]]:
+def _usable(
+    columns: trace.Events, has_start: trace.Bool, has_duration: trace.Bool
+) -> tuple[trace.Bool, list[str]]:
     """Return a mask of the events that can be placed in time, and lines about errors in the others."""
     problems: list[str] = []
     usable = has_start.copy()
@@ -313,8 +301,8 @@ def _usable(columns: Events, has_start: Bool, has_duration: Bool) -> tuple[Bool,
     return usable, problems
 
 
-def _described(name: str, arguments: trace_events.DeviceArguments) -> CollectiveInfo:
-    return CollectiveInfo(
+def _described(name: str, arguments: trace_events.DeviceArguments) -> trace.CollectiveInfo:
+    return trace.CollectiveInfo(
         name=name,
         in_elements=_whole(arguments.in_elements),
         out_elements=_whole(arguments.out_elements),
@@ -325,17 +313,17 @@ def _described(name: str, arguments: trace_events.DeviceArguments) -> Collective
     )
 
 
-def _from_input_shapes(name: str, arguments: trace_events.SpanArguments) -> CollectiveInfo:
+def _from_input_shapes(name: str, arguments: trace_events.SpanArguments) -> trace.CollectiveInfo:
     """Return a gloo span's metadata: only the shapes of its inputs are known; a scalar has the shape []."""
     elements = dtype = None
     try:
         if arguments.input_dims:
             elements = sum(prod(int(size) for size in shape) for shape in arguments.input_dims)
         if arguments.input_types:
-            dtype = dtype_from_input_type(str(arguments.input_types[0]))
+            dtype = trace.dtype_from_input_type(str(arguments.input_types[0]))
     except (TypeError, ValueError):
         elements = None
-    return CollectiveInfo(name, elements, None, dtype, None, None)
+    return trace.CollectiveInfo(name, elements, None, dtype, None, None)
 
 
 def _whole(number: trace_events.Number | None) -> int | None:
@@ -356,13 +344,13 @@ def _lane(number: int | str | None) -> int | str:
 class InstantColumns:
     """Collects instants in chunks; `finish` returns the columns of `kind` in order of time."""
 
-    def __init__(self, kind: type[MemoryEvents] | type[RetryEvents]) -> None:
+    def __init__(self, kind: type[trace.MemoryEvents] | type[trace.RetryEvents]) -> None:
         self.lost = 0
         names = [each.name for each in fields(kind) if each.name != "time"]
         self._values = attrgetter(*names)
         self._columns = _GrowingColumns([np.int64] * (1 + len(names)))
 
-    def add(self, time: Int64, present: Bool, arguments: Sequence[Raw]) -> None:
+    def add(self, time: trace.Int64, present: trace.Bool, arguments: Sequence[Raw]) -> None:
         """Append the instants that have a time and readable arguments."""
         decoded, broken = trace_events.decode_arguments(arguments, trace_events.MemoryArguments)
         if broken:
@@ -379,18 +367,18 @@ class InstantColumns:
             columns = map(integers, zip(*map(self._values, decoded), strict=True))
             self._columns.append([time, *columns])
 
-    def finish(self) -> list[Int64]:
+    def finish(self) -> list[trace.Int64]:
         columns = self._columns.finish()
         order = np.argsort(columns[0], kind="stable")
         return [column[order] for column in columns]
 
 
-def integers(values: Sequence[trace_events.Number]) -> Int64:
+def integers(values: Sequence[trace_events.Number]) -> trace.Int64:
     """Return an int64 column; values that do not fit are MISSING."""
     try:
         return np.array(values, np.int64)
     except (OverflowError, ValueError):
-        fitting = [int(each) if -(2.0**62) < each < 2.0**62 else MISSING for each in values]
+        fitting = [int(each) if -(2.0**62) < each < 2.0**62 else trace.MISSING for each in values]
         return np.array(fitting, np.int64)
 
 
@@ -413,7 +401,7 @@ def needs_digits(times: Iterable[float | None], text: bytes) -> bool:
     return some > LARGEST_EXACT_MICROSECONDS and _WITH_DECIMALS.search(text) is not None
 
 
-def from_floats(times: Sequence[float | None]) -> tuple[Int64, Bool]:
+def from_floats(times: Sequence[float | None]) -> tuple[trace.Int64, trace.Bool]:
     """Return times in int64 ns (0 if missing), and a mask of those present."""
     microseconds = np.array(times, np.float64)  # None becomes nan
     present = np.abs(microseconds) < LARGEST_MICROSECONDS
@@ -424,7 +412,7 @@ def from_floats(times: Sequence[float | None]) -> tuple[Int64, Bool]:
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64), present
 
 
-def from_digits(times: Sequence[Decimal | None]) -> tuple[Int64, Bool]:
+def from_digits(times: Sequence[Decimal | None]) -> tuple[trace.Int64, trace.Bool]:
     """Return times in int64 ns (0 if missing), and a mask of those present, if doubles are too coarse."""
     known = [time if time is not None and abs(time) < LARGEST_MICROSECONDS else None for time in times]
     ns = np.array([int((time or 0) * 1000) for time in known], np.int64)
@@ -449,7 +437,7 @@ _Event = tuple[int, int, int, int]
 """Row, bytes, total after the event, address."""
 
 
-def in_order(memory: MemoryEvents) -> MemoryEvents:
+def in_order(memory: trace.MemoryEvents) -> trace.MemoryEvents:
     """Return the events, which are sorted by time, with events of one time and device in order as well."""
     order = np.arange(len(memory))
     rows = np.lexsort((memory.device_id, memory.device_type))
@@ -462,7 +450,7 @@ def in_order(memory: MemoryEvents) -> MemoryEvents:
     return memory.select(order)
 
 
-def _out_of_order(memory: MemoryEvents, rows: Int64) -> Iterator[tuple[int, int, bool]]:
+def _out_of_order(memory: trace.MemoryEvents, rows: trace.Int64) -> Iterator[tuple[int, int, bool]]:
     """Yield stretches [low, high) of `rows` with one device and time in which an event does not continue from
     the total before it; and whether the stretch is the device's first."""
     kind, device, time = memory.device_type[rows], memory.device_id[rows], memory.time[rows]
@@ -481,11 +469,11 @@ def _out_of_order(memory: MemoryEvents, rows: Int64) -> Iterator[tuple[int, int,
 class _Search:
     """Finds orders of a few events in which each continues from the total of the one before."""
 
-    def __init__(self, memory: MemoryEvents) -> None:
+    def __init__(self, memory: trace.MemoryEvents) -> None:
         self._memory = memory
         self._left = _TRIED_AN_EVENT * len(memory) + _TRIED_AT_LEAST
 
-    def order(self, rows: Int64, before: int | None) -> list[int] | None:
+    def order(self, rows: trace.Int64, before: int | None) -> list[int] | None:
         """Return the rows in order, from the total `before`; None if none exists or the search is slow."""
         memory = self._memory
         columns = (rows, memory.bytes[rows], memory.allocated[rows], memory.address[rows])

@@ -1,17 +1,6 @@
 """Mapping of "cuda" and "nccl" to the simulated device and its backend, in this process.
 
-Scripts name their device in many ways; each way has a file here:
-
-==================  ===================================================================================
-`device_names.py`   `torch.device("cuda")`, `"cuda:0"`, `.cuda()`, `.to("cuda")`, `torch.autocast("cuda")`
-`cuda_module.py`    `torch.cuda.*` and its submodules
-`distributed.py`    `init_process_group("nccl")`, `get_backend()`, `mp.spawn`
-`profiling.py`      `torch.profiler.profile`, which exports the bench's own trace
-`compiling.py`      `torch.compile`
-`refusals.py`       parts of torch that cannot be simulated, refused by name with the remedy
-==================  ===================================================================================
-
-Nothing is undone: the process belongs to the script.
+Scripts name their device in many ways; each way has a file here. Nothing is undone: the process is the script's.
 """
 
 from typing import TYPE_CHECKING

@@ -17,15 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
-from fsdpbench.base.result_sections import (
-    Argument,
-    BatchOption,
-    LoaderCall,
-    OptimizerCall,
-    Place,
-    RepeatedBlocks,
-    ShardingCall,
-)
+from fsdpbench.base import result_sections
 from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
 from fsdpbench.script import interposing
 from fsdpbench.script.model_blocks import blocks_of
@@ -44,15 +36,15 @@ class Calls:
     """A record of the calls, created before the script starts."""
 
     def __init__(self, own_files: OwnFiles) -> None:
-        self.sharding: dict[Place, ShardingCall] = {}
-        self.optimizers: list[OptimizerCall] = []
-        self.loaders: list[LoaderCall] = []
-        self.first_loader: Place | None = None
-        self.checkpointing: Place | None = None
-        self.saved_on_host: Place | None = None
-        self.batch: BatchOption | None = None
-        self.prefetching: Place | None = None
-        self.blocks: RepeatedBlocks | None = None
+        self.sharding: dict[result_sections.Place, result_sections.ShardingCall] = {}
+        self.optimizers: list[result_sections.OptimizerCall] = []
+        self.loaders: list[result_sections.LoaderCall] = []
+        self.first_loader: result_sections.Place | None = None
+        self.checkpointing: result_sections.Place | None = None
+        self.saved_on_host: result_sections.Place | None = None
+        self.batch: result_sections.BatchOption | None = None
+        self.prefetching: result_sections.Place | None = None
+        self.blocks: result_sections.RepeatedBlocks | None = None
         """The blocks of the last wrapped module that has blocks."""
         self._own_files = own_files
         self._inside = False
@@ -66,7 +58,7 @@ class Calls:
         interposing.after_parsing(self._parsed)
         interposing.around(fsdp.FSDPModule, "set_modules_to_forward_prefetch", self._prefetching)
 
-    def place(self) -> Place:
+    def place(self) -> result_sections.Place:
         """Return the place of the script's own call that is running."""
         return self._own_files.place(self._own_files.innermost())
 
@@ -91,7 +83,7 @@ class Calls:
         # Read now, since FSDP1 changes the sizes of what it wraps.
         if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
             self.blocks = found.reported()
-        known = self.sharding.get(place) or ShardingCall.at(
+        known = self.sharding.get(place) or result_sections.ShardingCall.at(
             place, api=api, arguments=_plain_arguments(kwargs), count=0
         )
         self.sharding[place] = msgspec.structs.replace(
@@ -103,7 +95,7 @@ class Calls:
         size, place = kwargs.get("batch_size"), self.place()
         self.first_loader = self.first_loader or place
         self.loaders.append(
-            LoaderCall.at(
+            result_sections.LoaderCall.at(
                 place,
                 batch_size=size if type(size) is int else None,
                 num_workers=int(kwargs.get("num_workers") or 0),
@@ -114,7 +106,7 @@ class Calls:
     def _optimizer(self, parameters: Any, kwargs: Mapping[str, Any]) -> None:
         defaults = kwargs.get("defaults") or {}
         fused = {"has_fused": "fused" in defaults, "fused": bool(defaults.get("fused"))}
-        self.optimizers.append(OptimizerCall.at(self.place(), **fused))
+        self.optimizers.append(result_sections.OptimizerCall.at(self.place(), **fused))
 
     def _around_checkpointing(self) -> None:
         original, noting = torch_checkpoint.checkpoint, self._noting("checkpointing")
@@ -134,16 +126,16 @@ class Calls:
     def _parsed(self, parser: argparse.ArgumentParser, found: argparse.Namespace, name: str) -> None:
         options = [action.option_strings for action in parser._actions if action.dest == name]
         flags = [flag for flag in options[0] if flag.startswith("--")] if options else []
-        self.batch = BatchOption(flags[0] if flags else name, getattr(found, name))
+        self.batch = result_sections.BatchOption(flags[0] if flags else name, getattr(found, name))
 
     def _prefetching(self, original: Callable[..., Any], module: Any, modules: Any) -> None:
         self.prefetching = self.prefetching or self.place()
         original(module, modules)
 
 
-def _plain_arguments(kwargs: Mapping[str, Any]) -> dict[str, Argument]:
+def _plain_arguments(kwargs: Mapping[str, Any]) -> dict[str, result_sections.Argument]:
     """Return the arguments that variations change, as plain values."""
-    found: dict[str, Argument] = {}
+    found: dict[str, result_sections.Argument] = {}
     for name in _SHARDING:
         if name in kwargs:
             value = kwargs[name]
@@ -172,12 +164,12 @@ class Wrapped:
 
     module: weakref.ref[nn.Module]
     api: str
-    place: Place
+    place: result_sections.Place
     shape: tuple[int, ...]
     mesh: Any
     ignored: frozenset[int]
     ignored_by: str = ""
-    hook: Place | None = None
+    hook: result_sections.Place | None = None
 
     def groups(self) -> set[tuple[int, ...]]:
         """Return the ranks of the group in each dimension of its mesh."""
@@ -199,9 +191,9 @@ class Wrappers:
     `place()` returns the place of the script's line that is running.
     """
 
-    def __init__(self, place: Callable[[], Place]) -> None:
+    def __init__(self, place: Callable[[], result_sections.Place]) -> None:
         self.made: list[Wrapped] = []
-        self.wrapped_at: dict[int, Place] = {}
+        self.wrapped_at: dict[int, result_sections.Place] = {}
         """The place where a parameter was wrapped, by its `id` at that time."""
         self._looked = -1, 0
         self._place = place
@@ -216,7 +208,9 @@ class Wrappers:
                 interposing.around(kind, name, self._registering)
         interposing.around(nn.parallel.DistributedDataParallel, "__init__", self._ddp)
 
-    def note(self, api: str, module: Any, arguments: Mapping[str, Any], place: Place) -> "Wrapped":
+    def note(
+        self, api: str, module: Any, arguments: Mapping[str, Any], place: result_sections.Place
+    ) -> "Wrapped":
         """Record that `module` (or several) is about to be wrapped; return the record of the last one."""
         mesh, group = arguments.get("mesh", arguments.get("device_mesh")), arguments.get("process_group")
         if mesh is None and isinstance(group, tuple):

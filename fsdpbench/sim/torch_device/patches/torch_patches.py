@@ -1,41 +1,4 @@
-"""Patches of torch for the simulated device, with the reason for each.
-
-All else uses torch's extension points. No patch changes other devices. During a simulated trace, profiler
-spans and module calls are recorded; spans never cost simulated time.
-
-==============================================  ==========================================================
-`UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and reallocates buffers by resizing storages;
-`data_ptr`, `__len__`                           simulated storages keep their size in a `StorageRecord`
-`UntypedStorage(n, device=)`, `to`, `cpu`,      loading, staging and saving checkpoints creates and copies
-`copy_`                                         storages directly
-`Tensor.data_ptr`                               returns the simulated address
-`Tensor.data` (assignment), `Parameter.grad`     torch refuses data of another device unless it knows both
-                                                devices; FSDP1 moves parameters this way (`host_access.py`)
-`Tensor.__repr__`, `Tensor.tolist`              printing must not read data
-`Tensor.numpy`, `torch.save`                    the sanitizer must see these reads of host memory
-`Tensor.__deepcopy__`                           a deep copy would clone storages byte by byte
-`Tensor.pin_memory`, `is_pinned`                torch asks the accelerator's C++ hooks to pin memory; device
-                                                tensors cannot be pinned
-`nn.Module.__call__`                            a module call and its hooks cost CPU time
-`profiler.record_function`                      spans in simulated time
-`_C._profiler._RecordFunctionFast`              the same for code that uses the fast variant
-`torch.accelerator`'s streams and memory        its C++ has no hooks for a device written in Python
-`autograd._engine_run_backward`                  nodes run on the streams of forward (`backward_streams.py`)
-`torch.autocast.__exit__`                       ends the lifetime of the casts that autocast caches
-DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that do not run
-DDP's constructor                               finds unused parameters, which its C++ cannot; notes streams
-DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; skipped on
-                                                one-dimensional meshes, where it has no effect
-DTensor's `propagate_op_sharding`, random state see `dtensor.py`
-FSDP2's `_chunk_with_empty`                     creates a shard for every rank; see `dtensor.py`
-`all_gather_object`, `broadcast_object_list`,   pickled objects would be sent as data; every rank is assumed
-`gather_object`, `scatter_object_list`          to hold this rank's objects
-FSDP1's `_allgather_state_info`,                states of parameters of which this rank's shards hold no
-`_map_param_key_to_optim_keys`                  part; see `install_states_of_other_ranks`
-`torch._dynamo`                                 a stand-in until it is needed (`dynamo.py`)
-DCP's `_validate_global_plan`                   all ranks have this rank's plan, so other shards are missing
-==============================================  ==========================================================
-"""
+"""Patches of torch for the simulated device. `README.md` in this folder gives the reason for each."""
 
 import dataclasses
 import functools

@@ -2,15 +2,6 @@
 
 The meta device, which computes result shapes, accepts more than a GPU; these rules refuse the rest. Calls are
 checked when their plan is made (`plans.py`), so repeated calls cost nothing.
-
-================ =======================================================================================
-`devices.py`     host tensors combined with device tensors
-`dtypes.py`      mismatched dtypes, integers if CUDA has kernels only for floats, and operands and scales of
-                 scaled products
-`shapes.py`      sizes, dimensions, and known indices that are out of range (checked in each call, because
-                 values are not part of a plan)
-`words.py`       dtypes and arguments as torch's errors name them
-================ =======================================================================================
 """
 
 from collections.abc import Mapping, Sequence
