@@ -1,6 +1,6 @@
 """Mapping of "cuda" and "nccl" to the simulated device and its backend, in this process.
 
-Scripts name their device in many ways; each way has a file here. Nothing is undone: the process is the script's.
+Scripts name their device in many ways; each has a file here. Nothing is undone: the process is the script's.
 """
 
 from typing import TYPE_CHECKING
