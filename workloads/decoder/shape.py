@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fsdpbench.workloads import shape as shapes
+from fsdpbench.workloads.shape import error_text
 
 FAMILY = "decoder"
 _LARGEST_PATTERN = 10_000
@@ -111,13 +112,13 @@ class DecoderShape:
     def _check_attention(self) -> None:
         if not 0 < self.rotary_share <= 1 or self.rotary_width % 2 or self.rotary_width < 2:
             raise shapes.ShapeError(
-                shapes.error_text("shape.rotary_share", self.rotary_share, self.head_width, self.rotary_width)
+                error_text("shape.rotary_share", self.rotary_share, self.head_width, self.rotary_width)
             )
         if self.rope_theta <= 1 or 0 < self.local_theta <= 1:
             raise shapes.ShapeError(f"shape field rope_theta is {self.rope_theta}: it must be above 1")
         rope = shapes.Rope.parse(self.rope)
         if rope.kind == "longrope" and {len(rope.short), len(rope.long)} != {self.rotary_width // 2}:
-            raise shapes.ShapeError(shapes.error_text("shape.longrope", self.rotary_width // 2))
+            raise shapes.ShapeError(error_text("shape.longrope", self.rotary_width // 2))
         _check_pattern("layer_pattern", self.layer_pattern, "SF")
         if "S" in self.layer_pattern and not self.window:
             raise shapes.ShapeError("shape field layer_pattern has sliding layers (S): give them a window")
@@ -133,12 +134,12 @@ class DecoderShape:
         _check_pattern("moe_pattern", self.moe_pattern, "MD")
         if "M" not in self.moe_pattern:
             if self.experts:
-                raise shapes.ShapeError(shapes.error_text("shape.no_mixture", self.experts, self.moe_pattern))
+                raise shapes.ShapeError(error_text("shape.no_mixture", self.experts, self.moe_pattern))
             return
         shapes.check_least(self, "experts", "expert_d_ff", "experts_per_token")
         shapes.check_layers(self.experts, "experts")
         if self.experts_per_token > self.experts:
-            raise shapes.ShapeError(shapes.error_text("shape.experts", self.experts_per_token, self.experts))
+            raise shapes.ShapeError(error_text("shape.experts", self.experts_per_token, self.experts))
         if self.shared_gate and not self.shared_d_ff:
             raise shapes.ShapeError("shape field shared_gate needs a shared expert: give shared_d_ff")
 
@@ -182,4 +183,4 @@ _WORDS = {
 
 def _check_pattern(name: str, pattern: str, letters: str) -> None:
     if not 0 < len(pattern) <= _LARGEST_PATTERN or set(pattern) - set(letters):
-        raise shapes.ShapeError(shapes.error_text("shape.letters", name, pattern[:80], " and ".join(letters)))
+        raise shapes.ShapeError(error_text("shape.letters", name, pattern[:80], " and ".join(letters)))

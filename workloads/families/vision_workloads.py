@@ -13,15 +13,22 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fsdpbench.workloads import shape
 from fsdpbench.workloads.base import BlockFlops, ForwardFlops, VisionWorkload
+from fsdpbench.workloads.shape import (
+    CHANNELS,
+    ShapeError,
+    check_divides,
+    check_layers,
+    check_least,
+    error_text,
+)
 
 
 def _numbers(field: str, text: str) -> list[int]:
     """Parse `32-64` as numbers. Raise `ShapeError` unless the text is a list of numbers of at least 1."""
     parts = str(text).split("-")
     if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
-        raise shape.ShapeError(shape.error_text("vision_workloads.numbers", field, text))
+        raise ShapeError(error_text("vision_workloads.numbers", field, text))
     return [int(part) for part in parts]
 
 
@@ -51,16 +58,14 @@ class RegNetShape:
     classes: int = 1000
 
     def __post_init__(self) -> None:
-        shape.check_least(self, "group_width", "stem", "squeeze", "image", "classes")
+        check_least(self, "group_width", "stem", "squeeze", "image", "classes")
         widths, depths = _numbers("widths", self.widths), _numbers("depths", self.depths)
         if len(widths) != len(depths):
-            raise shape.ShapeError(shape.error_text("vision_workloads.stages", len(widths), len(depths)))
-        shape.check_layers(sum(depths), "depths")
+            raise ShapeError(error_text("vision_workloads.stages", len(widths), len(depths)))
+        check_layers(sum(depths), "depths")
         for width in widths:
             if width % self.group_width:
-                raise shape.ShapeError(
-                    shape.error_text("vision_workloads.group_width", self.group_width, width)
-                )
+                raise ShapeError(error_text("vision_workloads.group_width", self.group_width, width))
 
     def blocks(self) -> "Iterator[BlockShape]":
         """Yield the shapes of the blocks in order."""
@@ -126,14 +131,14 @@ class RegNetWorkload(VisionWorkload[RegNetShape]):
     @property
     def parameters(self) -> int:
         s, blocks = self.spec, list(self.spec.blocks())
-        stem = s.stem * (9 * shape.CHANNELS + 2)
+        stem = s.stem * (9 * CHANNELS + 2)
         return stem + sum(block.parameters for block in blocks) + (blocks[-1].width + 1) * s.classes
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
         # 2 per weight and pixel. The stem's input needs no gradient.
         self.resolve_seq(seq)
         s, blocks = self.spec, list(self.spec.blocks())
-        stem = 2 * batch * _halved(s.image) ** 2 * 9 * shape.CHANNELS * s.stem
+        stem = 2 * batch * _halved(s.image) ** 2 * 9 * CHANNELS * s.stem
         head = 2 * batch * blocks[-1].width * s.classes
         stack = [
             BlockFlops(tuple(batch * flops for flops in block.forward_flops), ends_needed=True)
@@ -162,9 +167,9 @@ class DeepViTShape:
     classes: int = 1000
 
     def __post_init__(self) -> None:
-        shape.check_least(self, "layers", "d_model", "heads", "expansion", "patch", "image", "classes")
-        shape.check_divides(self, "heads", "d_model")
-        shape.check_divides(self, "patch", "image")
+        check_least(self, "layers", "d_model", "heads", "expansion", "patch", "image", "classes")
+        check_divides(self, "heads", "d_model")
+        check_divides(self, "patch", "image")
 
     @property
     def patches(self) -> int:
@@ -191,7 +196,7 @@ class DeepViTWorkload(VisionWorkload[DeepViTShape]):
         biases = (1 + s.expansion + 1) * s.d_model
         mixing = s.heads**2 + 2 * s.heads
         block = (4 + 2 * s.expansion) * s.d_model**2 + biases + mixing + 4 * s.d_model
-        tokens = (shape.CHANNELS * s.patch**2 + 1 + 1 + s.tokens) * s.d_model
+        tokens = (CHANNELS * s.patch**2 + 1 + 1 + s.tokens) * s.d_model
         return s.layers * block + tokens + 2 * s.d_model + (s.d_model + 1) * s.classes
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
@@ -202,6 +207,6 @@ class DeepViTWorkload(VisionWorkload[DeepViTShape]):
         mixing = 2 * tokens * s.heads**2 * s.tokens
         qkv, projection, up, down = (2 * tokens * s.d_model**2 * w for w in (3, 1, s.expansion, s.expansion))
         block = BlockFlops((qkv, mixing, projection, up, down), attention=4 * tokens * s.d_model * s.tokens)
-        embedding = 2 * batch * s.patches * shape.CHANNELS * s.patch**2 * s.d_model
+        embedding = 2 * batch * s.patches * CHANNELS * s.patch**2 * s.d_model
         head = 2 * batch * s.d_model * s.classes
         return ForwardFlops([[block] * s.layers], rest=embedding + head, first=embedding)

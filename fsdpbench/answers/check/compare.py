@@ -378,12 +378,7 @@ _RULES: dict[str, Rule] = {
     "more_all_gathers": _collective("all_gather", "all-gather"),
     "more_reduce_scatters": _collective("reduce_scatter", "reduce-scatter"),
     "more_all_reduces": _collective("all_reduce", "all-reduce"),
-    "less_prefetch": _risen(
-        "prefetched_all_gathers",
-        "MORE fewer all-gathers of the trace were issued ahead of their unit's turn: prefetch is off or "
-        "shallower",
-        sign=-1,
-    ),
+    "less_prefetch": _risen("prefetched_all_gathers", error_text("compare.less_prefetch"), sign=-1),
     "limiter_off": _limiter,
     "more_retries": _retries,
     "more_copies": _risen("copies", "MORE more copies a step (kernels and memcpy that only move data)"),

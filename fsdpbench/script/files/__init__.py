@@ -4,9 +4,6 @@ writes them.
     torch.save(state, "new.pt")    ──>  new.pt; at the script's end runs/<name>/<config>/files/home/me/new.pt
     torch.save(state, "best.pt")   ──>  runs/<name>/<config>/files/home/me/best.pt, if a real best.pt exists
     torch.load("best.pt")          ──>  the same file
-
-`overlay.py` is the layer over files from before the run, and records what the run creates; `operations.py`
-routes `os`, `shutil` and `open` through it; `writing.py` finds the files with tensors.
 """
 
 from fsdpbench.script.files.operations import ScriptFiles

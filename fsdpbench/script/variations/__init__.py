@@ -1,9 +1,6 @@
 """Variations of a script: one line's effect is changed, not its text, by functions around torch's calls.
 
-    variation=checkpoint ──> every fully_shard(block, ...) of the script also wraps block.forward
-
-`sharding.py` has the variations of units, `programs.py` those of optimizers, recomputation and
-the host; `varied.py` installs the variations of a configuration.
+variation=checkpoint ──> every fully_shard(block, ...) of the script also wraps block.forward
 """
 
 from fsdpbench.script.variations.sharding import NoEffectError

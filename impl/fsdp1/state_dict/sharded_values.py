@@ -20,8 +20,16 @@ from torch.distributed.tensor import Shard as ShardPlacement
 
 from ...collectives.agreement import some
 from ...runtime.unit import Unit
-from ...shared import error_text, torch_internals
+from ...shared import error_text
 from ...shared.layout import UnitLayout, chunk_rows
+from ...shared.torch_internals import (
+    ShardedTensor,
+    ShardedTensorMetadata,
+    ShardedTensorShard,
+    ShardMetadata,
+    TensorProperties,
+    sharded_tensor_from_shards,
+)
 from ..flat_param import flat_range
 
 # From a unit's flat shards to rows of its parameters and back, without gathering the unit.
@@ -170,12 +178,12 @@ def fill_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int], rows: Sequ
 
 def is_sharded(value: object) -> bool:
     """Return whether ``value`` is a ``ShardedTensor`` or ``DTensor``."""
-    return isinstance(value, (torch_internals.ShardedTensor, DTensor))
+    return isinstance(value, (ShardedTensor, DTensor))
 
 
 def sharded_value(
     unit: Unit, rows: torch.Tensor, shape: Sequence[int], mesh: DeviceMesh | None
-) -> torch.Tensor | torch_internals.ShardedTensor:
+) -> torch.Tensor | ShardedTensor:
     """Wrap this rank's ``rows`` of a tensor of ``shape``; return ``rows`` if it is not sharded."""
     if unit.groups.shard is None or not shape:
         return rows
@@ -190,7 +198,7 @@ def sharded_value(
 
 def sharded_tensor(
     unit: Unit, local: torch.Tensor, shape: Sequence[int], spans: Sequence[tuple[int, int]]
-) -> torch_internals.ShardedTensor:
+) -> ShardedTensor:
     """Return a ``ShardedTensor`` over the unit's shard group in which rank ``r`` has the rows ``spans[r]``.
 
     Args:
@@ -200,21 +208,17 @@ def sharded_tensor(
     group: Any = unit.groups.shard
     rest = [0] * (len(shape) - 1)
     shards = [
-        torch_internals.ShardMetadata(
-            [start, *rest], [end - start, *shape[1:]], _where(group, rank, local.device)
-        )
+        ShardMetadata([start, *rest], [end - start, *shape[1:]], _where(group, rank, local.device))
         for rank, (start, end) in enumerate(spans)
     ]
     rank = unit.groups.shard_rank
-    metadata = torch_internals.ShardedTensorMetadata(
+    metadata = ShardedTensorMetadata(
         shards_metadata=shards,
         size=torch.Size(shape),
-        tensor_properties=torch_internals.TensorProperties(dtype=local.dtype, pin_memory=local.is_pinned()),
+        tensor_properties=TensorProperties(dtype=local.dtype, pin_memory=local.is_pinned()),
     )
-    return torch_internals.sharded_tensor_from_shards(
-        [torch_internals.ShardedTensorShard(local, shards[rank])] if rank < len(shards) else [],
-        metadata,
-        process_group=group,
+    return sharded_tensor_from_shards(
+        [ShardedTensorShard(local, shards[rank])] if rank < len(shards) else [], metadata, process_group=group
     )
 
 

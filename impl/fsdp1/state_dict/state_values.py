@@ -15,7 +15,15 @@ from ..original_params import OriginalPresentation
 from ..parameter_names import NamedUnit
 from ..settings import StateDictType
 from ..summon import gather_flat, split_full
-from . import sharded_values
+from .sharded_values import (
+    check_agreement,
+    fill_shard,
+    is_sharded,
+    rows_of_shard,
+    rows_of_value,
+    sharded_tensor,
+    sharded_value,
+)
 
 # -- save ----------------------------------------------------------------------------------------------------
 
@@ -44,9 +52,9 @@ def whole_parameters(unit: Unit, *, keep: bool, offload: bool) -> list[torch.Ten
 def sharded_parameters(unit: Unit, mesh: DeviceMesh | None, *, offload: bool) -> list[Any]:
     """Return the unit's parameters as ``ShardedTensor`` or ``DTensor``. Collective."""
     segments = unit.layout.segments
-    rows = sharded_values.rows_of_shard(unit, unit.shard, range(len(segments)))
+    rows = rows_of_shard(unit, unit.shard, range(len(segments)))
     return [
-        sharded_values.sharded_value(unit, own.to(device_for(unit, offload)), segment.shape, mesh)
+        sharded_value(unit, own.to(device_for(unit, offload)), segment.shape, mesh)
         for own, segment in zip(rows, segments, strict=True)
     ]
 
@@ -65,9 +73,7 @@ def local_value(unit: Unit, *, offload: bool) -> ShardedTensor:
     size = unit.layout.shard_numel
     ranks = range(unit.layout.world_size)
     spans = [(rank * size, rank * size + _filled(unit, rank)) for rank in ranks if _filled(unit, rank)]
-    return sharded_values.sharded_tensor(
-        unit, local.to(device_for(unit, offload)), [unit.layout.parameter_numel], spans
-    )
+    return sharded_tensor(unit, local.to(device_for(unit, offload)), [unit.layout.parameter_numel], spans)
 
 
 def _filled(unit: Unit, rank: int) -> int:
@@ -114,9 +120,9 @@ class LoadedUnit:
                 value = state_dict[name]
                 if not self._fits(name, value, segments[index].shape):
                     continue
-                if sharded_values.is_sharded(value):
+                if is_sharded(value):
                     try:
-                        rows[index] = sharded_values.rows_of_value(unit, value, plain_name(name))
+                        rows[index] = rows_of_value(unit, value, plain_name(name))
                     except ValueError as error:
                         self.errors.append(str(error))
                 else:
@@ -124,13 +130,13 @@ class LoadedUnit:
         self._agree([*found, *self.errors, *(f"shards of {index}" for index in rows)])
         for index, value in whole:
             unit.layout.segments[index].store(value, unit.shard)
-        sharded_values.fill_shard(unit, unit.shard, list(rows), list(rows.values()))
+        fill_shard(unit, unit.shard, list(rows), list(rows.values()))
 
     def _fits(self, name: str, value: Any, shape: tuple[int, ...]) -> bool:
         clean = plain_name(name)
-        if not isinstance(value, torch.Tensor) and not sharded_values.is_sharded(value):
+        if not isinstance(value, torch.Tensor) and not is_sharded(value):
             self.errors.append(f"'{clean}' must be a tensor, not a {type(value).__name__}")
-        elif sharded_values.is_sharded(value) and self._kind is StateDictType.FULL_STATE_DICT:
+        elif is_sharded(value) and self._kind is StateDictType.FULL_STATE_DICT:
             self.errors.append(error_text("state_values.whole", clean, type(value).__name__))
         elif tuple(value.size()) != tuple(shape):
             self.errors.append(_mismatch(clean, tuple(value.size()), tuple(shape)))
@@ -164,9 +170,7 @@ class LoadedUnit:
     def _agree(self, items: list[str]) -> None:
         unit = self._unit
         for group in (unit.groups.shard, unit.groups.replicate):
-            sharded_values.check_agreement(
-                group, unit.device, items, f"what to load into {self._named.title}"
-            )
+            check_agreement(group, unit.device, items, f"what to load into {self._named.title}")
 
     def leave_to_module(self, state_dict: StateDict) -> list[str]:
         """Replace values by the parameters for ``nn.Module`` to load; return missing keys of a flat unit."""

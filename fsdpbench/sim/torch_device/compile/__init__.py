@@ -4,13 +4,6 @@
                                                                                       │ calls
                    fused kernels (by bytes) · operators (at their prices) · buffers (allocated and freed)
 
-- `front_end.py`: `install`, after which Inductor compiles graphs of simulated tensors in this way.
-- `pretended.py`: answers Inductor's queries about a GPU and Triton from the hardware profile.
-- `lowering.py`: turns a graph of the device into a plan, with Inductor's wrapper but not its kernels.
-- `plan.py`: the fused kernels of one graph, their launch, the functions that wrappers call; the cache folder.
-- `cuda_graphs.py`: plans that are captured (`mode="reduce-overhead"`).
-- `refusals.py`: graphs that cannot be simulated, and the report of graphs, breaks, kernels and bytes.
-
 Nothing here is imported before the first compilation, because importing Inductor takes seconds.
 """
 

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fsdpbench.base import torch_internals
+from fsdpbench.base.torch_internals import (
+    ShortenTraceback,
+    compiler_config,
+    dynamo_always_compiled,
+    functorch_config,
+    patch,
+    trace_rules,
+)
 from fsdpbench.sim.torch_device.compile import refusals
 from fsdpbench.sim.torch_device.compile.plan import apart_from_the_run, check_code_on_disk, choose_folder
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to, use_real_dynamo
@@ -40,11 +47,11 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         choose_folder()
         use_real_dynamo()
         importlib.import_module(_LOWERING)
-        torch_internals.patch("exceeds_recompile_limit", passing_to(_noticing_limit))
+        patch("exceeds_recompile_limit", passing_to(_noticing_limit))
         if "TORCH_LOGS" not in os.environ:
             # Dynamo uses it only for log lines and parses each file for it: a quarter of a warm trace.
-            torch_internals.patch("dynamo_function_name", lambda original: _no_name)
-        torch_internals.patch("compile_fx", functools.partial(_compile_by_device, around))
+            patch("dynamo_function_name", lambda original: _no_name)
+        patch("compile_fx", functools.partial(_compile_by_device, around))
         importlib.import_module(_PRETENDED).install_random_numbers()
         check_code_on_disk()
         _hide_the_simulator()
@@ -58,12 +65,12 @@ def lower_backwards_with_forwards() -> None:
     By default torch compiles a backward when it first runs, and only then caches the graph on disk. If a
     step ran out of memory in forward, every process would compile the graph again.
     """
-    torch_internals.functorch_config.force_non_lazy_backward_lowering = True
+    functorch_config.force_non_lazy_backward_lowering = True
 
 
 def _as_it_is(refusal: refusals.CompileRefusedError) -> Exception:
     """Return the refusal as one of Dynamo's own errors, which it does not wrap, so users see its text."""
-    shown = type("CompileRefusedError", (torch_internals.ShortenTraceback, refusals.CompileRefusedError), {})
+    shown = type("CompileRefusedError", (ShortenTraceback, refusals.CompileRefusedError), {})
     error: Exception = shown(str(refusal), first_useful_frame=None)
     return error
 
@@ -86,14 +93,14 @@ def _hide_the_simulator() -> None:
 
     While compiled code runs, Dynamo inspects every frame, including those of an eager operator's kernel.
     """
-    torch_internals.trace_rules.add("fsdpbench.sim")
-    torch_internals.trace_rules.add("fsdpbench.base")
+    trace_rules.add("fsdpbench.sim")
+    trace_rules.add("fsdpbench.base")
 
 
 def _compile_whole_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Make Dynamo compile a `step` whose code does not name torch: hooks around it break the graph."""
     if code := getattr(inspect.unwrap(type(optimizer).step), "__code__", None):
-        torch_internals.dynamo_always_compiled[code] = True
+        dynamo_always_compiled[code] = True
 
 
 def _no_name(filename: str, lineno: int) -> None:
@@ -126,9 +133,9 @@ def _as_simulated(captures: bool = False) -> Iterator[None]:
     with (
         apart_from_the_run(),
         lowering.inductor_config.patch(lowering.SETTINGS),  # otherwise it starts compile processes
-        torch_internals.compiler_config.patch(cache_key_tag=lowering.cache_tag(captures)),
+        compiler_config.patch(cache_key_tag=lowering.cache_tag(captures)),
         # Otherwise CUDA's generators would keep their own state, and there are none; kernels do not change.
-        torch_internals.functorch_config.patch(graphsafe_rng_functionalization=False),
+        functorch_config.patch(graphsafe_rng_functionalization=False),
     ):
         yield
 

@@ -14,7 +14,16 @@ from unittest import mock
 
 import torch
 
-from fsdpbench.base import torch_internals
+from fsdpbench.base.torch_internals import (
+    DeviceOpOverrides,
+    DispatchKey,
+    device_interface,
+    inductor_common,
+    patched,
+    replaced,
+    run_and_save_rng_state,
+    run_with_rng_state,
+)
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
@@ -39,7 +48,7 @@ def properties() -> Any:
     )
 
 
-class _DeviceCode(torch_internals.DeviceOpOverrides):
+class _DeviceCode(DeviceOpOverrides):
     """Source code in the wrapper that enters a device and gets its stream."""
 
     def import_get_raw_stream_as(self, name: str) -> str:
@@ -62,7 +71,7 @@ def _interface() -> type:
     """Return the compiler's interface of the device "cuda"."""
     found = properties()
 
-    class Pretended(torch_internals.device_interface.DeviceInterface):
+    class Pretended(device_interface.DeviceInterface):
         class Worker:
             set_device = staticmethod(lambda device: None)
             current_device = staticmethod(lambda: 0)
@@ -87,15 +96,15 @@ def _interface() -> type:
 def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
     """Lower for "cuda" inside the context, with these two classes instead of Inductor's."""
     list(
-        torch_internals.device_interface.get_registered_device_interfaces()
+        device_interface.get_registered_device_interfaces()
     )  # otherwise they are registered inside the context and override its entries
-    torch_internals.inductor_common.init_backend_registration()
-    torch_internals.inductor_common.get_device_op_overrides("cuda")  # registers all overrides
+    inductor_common.init_backend_registration()
+    inductor_common.get_device_op_overrides("cuda")  # registers all overrides
     with ExitStack() as stack:
         found = properties()
         capability = (found.major, found.minor)
         stack.enter_context(
-            torch_internals.replaced(
+            replaced(
                 torch.cuda,
                 device_count=lambda: 1,
                 current_device=lambda: 0,
@@ -115,17 +124,17 @@ def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
             "contiguous": lambda x, memory_format=plain: made.default(x, memory_format=memory_format),
             "copy_": lambda x, source, non_blocking=False: copied.default(x, source, non_blocking),
         }
-        stack.enter_context(torch_internals.replaced(torch.Tensor, **own))
-        stack.enter_context(torch_internals.replaced(torch.version, cuda=torch.version.cuda or "12.8"))
-        stack.enter_context(torch_internals.patched("triton_hash", lambda original: lambda: "simulated"))
+        stack.enter_context(replaced(torch.Tensor, **own))
+        stack.enter_context(replaced(torch.version, cuda=torch.version.cuda or "12.8"))
+        stack.enter_context(patched("triton_hash", lambda original: lambda: "simulated"))
         for module in list(sys.modules.values()):  # many modules import it by name
             if getattr(module, "__name__", "").startswith("torch.") and "has_triton" in vars(module):
-                stack.enter_context(torch_internals.replaced(module, has_triton=lambda: True))
-        codegen = torch_internals.inductor_common.DeviceCodegen(scheduling, wrapper, None, None)
+                stack.enter_context(replaced(module, has_triton=lambda: True))
+        codegen = inductor_common.DeviceCodegen(scheduling, wrapper, None, None)
         for table, value in (
-            (torch_internals.device_interface.device_interfaces, _interface()),
-            (torch_internals.inductor_common.device_op_overrides_dict, _DeviceCode()),
-            (torch_internals.inductor_common.device_codegens, codegen),
+            (device_interface.device_interfaces, _interface()),
+            (inductor_common.device_op_overrides_dict, _DeviceCode()),
+            (inductor_common.device_codegens, codegen),
         ):
             stack.enter_context(mock.patch.dict(table, cuda=value))
         yield
@@ -141,11 +150,8 @@ def install_random_numbers() -> None:
     Operators that backward recomputes, e.g. attention, must draw the same random numbers: one wrapper saves
     the generator's state, the other restores it. Operators of the simulated device draw no numbers.
     """
-    select: Any = torch_internals.DispatchKey.BackendSelect
-    for wrapper, call in (
-        (torch_internals.run_and_save_rng_state, _saving),
-        (torch_internals.run_with_rng_state, _restoring),
-    ):
+    select: Any = DispatchKey.BackendSelect
+    for wrapper, call in ((run_and_save_rng_state, _saving), (run_with_rng_state, _restoring)):
         # `py_impl` clears the cached dispatch of earlier calls on the CPU.
         wrapper.py_impl(select)(passing_to(call)(wrapper.py_kernels.pop(select)))
 
