@@ -85,4 +85,4 @@ def joint(
         case "all_gather" | "all_gather_into_tensor":
             into = getattr(given, "tensor_list", None) or [given.output_tensor]
             return into, torch.stack(differentiable.all_gather(copy, group))
-    raise NotImplementedError(f"{original.__name__} has no gradient")
+    raise NotImplementedError(f"the gradient of what {original.__name__} sends is not followed")

@@ -54,15 +54,17 @@ def wrong(
     compared = ("compare", str(copy.folder), str(files.folder))
     done = fsdpbench(*compared) if as_older else judged(fsdpbench, copy)
     shutil.rmtree(place)
-    told = f"{case.label}: exit {done.returncode}, not {sorted(case.expected)}: {done.stderr.strip()[:400]}"
+    problem = (
+        f"{case.label}: exit {done.returncode}, not {sorted(case.expected)}: {done.stderr.strip()[:400]}"
+    )
     if done.returncode not in case.expected or done.returncode not in CONTRACT:
-        return told
+        return problem
     if "Traceback" in done.stderr or ("Keep the gain" in done.stdout and done.returncode):
-        return told
+        return problem
     if done.returncode >= 2 and len(done.stderr.strip().splitlines()) != 1:
-        return f"{told} (not one line)"
+        return f"{problem} (not one line)"
     if any(word not in done.stderr for word in case.words):
-        return f"{told} (does not name {case.words})"
+        return f"{problem} (does not name {case.words})"
     return None
 
 
@@ -70,7 +72,7 @@ def failures(
     fsdpbench: CommandLine, cases: Iterable[Case], files: Files, place: Path, as_older: bool = False
 ) -> list[str]:
     found = (wrong(fsdpbench, case, files, place / str(k), as_older) for k, case in enumerate(cases))
-    return [told for told in found if told is not None]
+    return [problem for problem in found if problem is not None]
 
 
 def contradictory(files: Files, kind: str) -> list[Case]:
@@ -122,8 +124,8 @@ def test_one_line_says_what_and_where(simulated: Files, fsdpbench: CommandLine, 
     assert done.returncode == UNKNOWN
     name = name_of(copy.first_runs[0])
     assert f"cannot judge {name}: peak_reserved_bytes is nan (not finite) on the newer side" in done.stderr
-    told = json.loads(judged(fsdpbench, copy, "--json").stdout)
-    assert [change["verdict"] for change in told["changes"]] == ["unknown"]
+    answer = json.loads(judged(fsdpbench, copy, "--json").stdout)
+    assert [change["verdict"] for change in answer["changes"]] == ["unknown"]
     assert "peak_reserved_bytes" in judged(fsdpbench, copy, "--format", "md").stdout
 
 
@@ -157,10 +159,10 @@ of_each_kind = pytest.mark.parametrize(
 )
 
 
-def check(what: str, tried: int, told: list[str], least: int = 1) -> None:
+def check(what: str, tried: int, failures: list[str], least: int = 1) -> None:
     """Print a line of `ci/measured/gate_mutations.txt`, and fail if the gate did."""
-    print(f"\n{what}: {tried} tried, {len(told)} failed", *told, sep="\n  ")
-    assert not told
+    print(f"\n{what}: {tried} tried, {len(failures)} failed", *failures, sep="\n  ")
+    assert not failures
     assert tried >= least
 
 
@@ -226,9 +228,9 @@ def placed_by_hypothesis(
     def place_it(figure: str, value: Any, run: int) -> None:
         nonlocal tried
         tried += 1
-        told = wrong(fsdpbench, of_any_value(files, run, figure, value), files, place)
-        if told is not None:
-            found.append(told)
+        problem = wrong(fsdpbench, of_any_value(files, run, figure, value), files, place)
+        if problem is not None:
+            found.append(problem)
 
     place_it()
     return tried, found

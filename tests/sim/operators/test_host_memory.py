@@ -142,6 +142,33 @@ def test_steps_take_the_time_of_computed_ones(name: str) -> None:
     assert by_shape[1:] == computed[1:]
 
 
+def test_a_step_that_raised_leaves_no_mode_behind_the_next() -> None:
+    from device_training import start
+
+    from fsdpbench.sim.torch_device.operators import host_memory
+
+    start()
+    parameter = nn.Parameter(torch.ones(LARGE))
+    parameter.grad = torch.ones(LARGE)
+
+    class Failing(torch.optim.SGD):
+        fails = True
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails:
+                raise ArithmeticError
+            return super().step(closure)
+
+    stepper = Failing([parameter], lr=0.1)
+    with pytest.raises(ArithmeticError):
+        stepper.step()
+    assert host_memory._STEPPING
+    stepper.fails = False
+    stepper.step()
+    assert not host_memory._STEPPING
+    assert torch.ones(LARGE).mul_(2.0)[0, 0] == 2.0
+
+
 def test_states_beyond_the_host_run_out_of_memory() -> None:
     from device_training import start
 

@@ -134,6 +134,8 @@ def register_host_optimizer() -> None:
 
 
 def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if _STEPPING and _STEPPING[-1][0] is optimizer:  # its last step raised
+        _STEPPING.pop()[1].__exit__(None, None, None)
     if ACCELERATOR.started and ACCELERATOR.sanitizer is None and not (args[1:] or kwargs):
         gradients = (local_tensor(each.grad) for group in optimizer.param_groups for each in group["params"])
         if any(each is not None and has_no_values(each) for each in gradients):
